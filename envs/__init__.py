@@ -1,0 +1,1 @@
+"""Environments and adapters to other people's environments. No torch at import."""

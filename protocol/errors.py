@@ -1,0 +1,55 @@
+"""Every error of this project that somebody catches.
+
+CapoError
+├── ConfigError          a configuration that cannot run; says which key and what to do
+├── ProtocolError        a frame or message that breaks the wire's contract; its sender is refused
+├── RefusedError         the other side refused this one (version, tokenizer, run, key)
+├── PeerLostError        a peer did not answer within a time limit; names the peer and the phase
+├── RunFileError         a run file that cannot be opened, read or written
+├── CheckpointError      a checkpoint that is torn, missing or of another run
+├── WeightSyncError      a broadcast that failed, or an engine whose weights are not the learner's
+├── EngineError          the inference engine died or returned something unusable
+└── EnvError             an environment raised, hung, or returned something unusable
+
+ValueError stays the error of a wrong argument; assert that of the impossible.
+"""
+
+
+class CapoError(Exception):
+    """Base of the errors a caller may want to catch. Its text is one sentence for the user."""
+
+
+class ConfigError(CapoError):
+    pass
+
+
+class ProtocolError(CapoError):
+    pass
+
+
+class RefusedError(CapoError):
+    pass
+
+
+class PeerLostError(CapoError):
+    pass
+
+
+class RunFileError(CapoError):
+    pass
+
+
+class CheckpointError(CapoError):
+    pass
+
+
+class WeightSyncError(CapoError):
+    pass
+
+
+class EngineError(CapoError):
+    pass
+
+
+class EnvError(CapoError):
+    pass

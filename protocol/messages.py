@@ -1,0 +1,189 @@
+"""The messages of the wire, by direction. What each side does with them is server's and client's.
+
+Every message is a tagged Struct; `ToLearner` and `ToActor` are the unions that a side accepts.
+"""
+
+from msgspec import Struct
+
+from capo.protocol.records import EpisodeEnd, FloatArray, IntArray, Lease, Step, TensorSpec
+
+PROTOCOL_VERSION = 1
+
+
+class ToLearnerBase(Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class ToActorBase(Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class Hello(ToLearnerBase):
+    """The first message of a connection, sent again after every reconnect."""
+
+    protocol_version: int
+    actor_id: str  # one per actor process: survives reconnects, not restarts
+    actor_name: str  # for people: host and pid, or what the user chose
+    run_id: str = ""  # the run this actor already works for; "" on first contact
+    tokenizer_digest: str = ""  # the tokenizer this actor already uses; "" = take the learner's
+    capacity: int = 1  # episodes it can play at once
+    transports: tuple[str, ...] = ()  # weight transports it can use, best first: "nccl", "gloo"
+    held_leases: tuple[str, ...] = ()  # episode ids it is still playing
+    weights_version: int = -1  # policy version in its engine; -1 = none yet
+
+
+class Ready(ToLearnerBase):
+    """The engine is up and can join a weight group."""
+
+    weights_version: int = -1
+
+
+class Delivery(ToLearnerBase):
+    """Records in order. `sequence` counts deliveries of this actor from 1 without gaps."""
+
+    sequence: int
+    steps: tuple[Step, ...] = ()
+    ends: tuple[EpisodeEnd, ...] = ()
+
+
+class ActorHeartbeat(ToLearnerBase):
+    running: int = 0  # episodes being played
+    waiting_for: str = ""  # what this actor waits for, for `capo status`
+    metrics: dict[str, float] = {}
+
+
+class GroupAccept(ToLearnerBase):
+    epoch: int
+
+
+class GroupFormed(ToLearnerBase):
+    epoch: int
+    error: str = ""
+
+
+class WeightsReport(ToLearnerBase):
+    """The outcome of one broadcast in one engine."""
+
+    epoch: int
+    version: int
+    error: str = ""  # "" = the engine has the weights and the probe agrees
+    checksum: str = ""  # of the bytes received
+    probe_logprobs: FloatArray | None = None  # float32 [len(probe) - 1]
+    pause_s: float = 0.0  # how long generation stood still
+
+
+class Goodbye(ToLearnerBase):
+    """This actor leaves; it plays nothing any more and everything it had was acked."""
+
+    reason: str
+
+
+class ActorSetup(Struct, frozen=True, kw_only=True):
+    """Everything an actor needs that it did not bring itself."""
+
+    environment: str  # "module:factory"
+    environment_options: bytes  # JSON
+    rollout: bytes  # JSON of configs.schema.RolloutConfig
+    model_config: bytes  # the model's config.json
+    model_dtype: str
+    max_length: int
+    tokenizer_files: dict[str, bytes]
+    tokenizer_digest: str
+    seed: int
+
+
+class Welcome(ToActorBase):
+    run_id: str
+    learner_name: str
+    last_sequence: int  # the last delivery of this actor that is committed
+    window: int  # deliveries that may be unacked at once
+    heartbeat_s: float
+    dead_after_s: float
+    setup: ActorSetup | None  # None when the actor already has it (same run, same digest)
+
+
+class Refused(ToActorBase):
+    """The learner will not work with this actor. `reason` says why and what to do."""
+
+    reason: str
+
+
+class Grant(ToActorBase):
+    leases: tuple[Lease, ...]
+
+
+class Revoke(ToActorBase):
+    """Stop playing these episodes; their records are no longer wanted."""
+
+    episode_ids: tuple[str, ...]
+    reason: str
+
+
+class Ack(ToActorBase):
+    sequence: int  # all deliveries up to here are committed
+
+
+class LearnerHeartbeat(ToActorBase):
+    policy_version: int = 0
+    paused: str = ""  # why no leases come at present, "" = not paused
+
+
+class GroupInvite(ToActorBase):
+    """A weight group will be formed; answer GroupAccept at once if you can join."""
+
+    epoch: int
+
+
+class GroupForm(ToActorBase):
+    epoch: int
+    transport: str  # "gloo" or "nccl"
+    host: str
+    port: int
+    rank: int  # this actor's; the learner is 0
+    world_size: int
+    timeout_s: float
+
+
+class UpdateWeights(ToActorBase):
+    """Pause, receive, check, resume. Answer with WeightsReport."""
+
+    epoch: int
+    version: int
+    tensors: tuple[TensorSpec, ...]
+    bucket_bytes: int
+    checksum: str
+    probe: IntArray  # int32 [n] token ids
+    probe_logprobs: FloatArray  # float32 [n - 1], the learner's own
+    probe_tolerance: float
+    timeout_s: float
+
+
+class Drain(ToActorBase):
+    """Finish what you play, deliver it, say Goodbye. `abort`: drop what you play instead."""
+
+    reason: str
+    abort: bool = False
+
+
+ToLearner = (
+    Hello
+    | Ready
+    | Delivery
+    | ActorHeartbeat
+    | GroupAccept
+    | GroupFormed
+    | WeightsReport
+    | Goodbye
+)
+ToActor = (
+    Welcome
+    | Refused
+    | Grant
+    | Revoke
+    | Ack
+    | LearnerHeartbeat
+    | GroupInvite
+    | GroupForm
+    | UpdateWeights
+    | Drain
+)
