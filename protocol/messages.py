@@ -166,14 +166,7 @@ class Drain(ToActorBase):
 
 
 ToLearner = (
-    Hello
-    | Ready
-    | Delivery
-    | ActorHeartbeat
-    | GroupAccept
-    | GroupFormed
-    | WeightsReport
-    | Goodbye
+    Hello | Ready | Delivery | ActorHeartbeat | GroupAccept | GroupFormed | WeightsReport | Goodbye
 )
 ToActor = (
     Welcome

@@ -7,11 +7,10 @@ from enum import StrEnum
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
-
-
-IntArray = np.ndarray  # int32 [n]
-FloatArray = np.ndarray  # float32 [n]
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
 
 
 class VersionSpan(Struct, frozen=True, array_like=True):
@@ -40,7 +39,9 @@ class Step(Struct, frozen=True, kw_only=True):
     versions: tuple[VersionSpan, ...]  # covers the L action tokens in order
     reward: float
     entropies: FloatArray | None = None  # float32 [L], of the behaviour policy, if recorded
-    state_key: str = ""  # equal for equal observations of a task; group methods compare states by it
+    state_key: str = (
+        ""  # equal for equal observations of a task; group methods compare states by it
+    )
     info: dict[str, float] = {}
 
 
