@@ -10,15 +10,7 @@ from capo.protocol.records import EpisodeEnd, FloatArray, IntArray, Lease, Step,
 PROTOCOL_VERSION = 1
 
 
-class ToLearnerBase(Struct, frozen=True, kw_only=True, tag=True):
-    pass
-
-
-class ToActorBase(Struct, frozen=True, kw_only=True, tag=True):
-    pass
-
-
-class Hello(ToLearnerBase):
+class Hello(Struct, frozen=True, kw_only=True, tag=True):
     """The first message of a connection, sent again after every reconnect."""
 
     protocol_version: int
@@ -32,13 +24,13 @@ class Hello(ToLearnerBase):
     weights_version: int = -1  # policy version in its engine; -1 = none yet
 
 
-class Ready(ToLearnerBase):
+class Ready(Struct, frozen=True, kw_only=True, tag=True):
     """The engine is up and can join a weight group."""
 
     weights_version: int = -1
 
 
-class Delivery(ToLearnerBase):
+class Delivery(Struct, frozen=True, kw_only=True, tag=True):
     """Records in order. `sequence` counts deliveries of this actor from 1 without gaps."""
 
     sequence: int
@@ -46,22 +38,22 @@ class Delivery(ToLearnerBase):
     ends: tuple[EpisodeEnd, ...] = ()
 
 
-class ActorHeartbeat(ToLearnerBase):
+class ActorHeartbeat(Struct, frozen=True, kw_only=True, tag=True):
     running: int = 0  # episodes being played
     waiting_for: str = ""  # what this actor waits for, for `capo status`
     metrics: dict[str, float] = {}
 
 
-class GroupAccept(ToLearnerBase):
+class GroupAccept(Struct, frozen=True, kw_only=True, tag=True):
     epoch: int
 
 
-class GroupFormed(ToLearnerBase):
+class GroupFormed(Struct, frozen=True, kw_only=True, tag=True):
     epoch: int
     error: str = ""
 
 
-class WeightsReport(ToLearnerBase):
+class WeightsReport(Struct, frozen=True, kw_only=True, tag=True):
     """The outcome of one broadcast in one engine."""
 
     epoch: int
@@ -72,7 +64,7 @@ class WeightsReport(ToLearnerBase):
     pause_s: float = 0.0  # how long generation stood still
 
 
-class Goodbye(ToLearnerBase):
+class Goodbye(Struct, frozen=True, kw_only=True, tag=True):
     """This actor leaves; it plays nothing any more and everything it had was acked."""
 
     reason: str
@@ -92,7 +84,7 @@ class ActorSetup(Struct, frozen=True, kw_only=True):
     seed: int
 
 
-class Welcome(ToActorBase):
+class Welcome(Struct, frozen=True, kw_only=True, tag=True):
     run_id: str
     learner_name: str
     last_sequence: int  # the last delivery of this actor that is committed
@@ -102,39 +94,39 @@ class Welcome(ToActorBase):
     setup: ActorSetup | None  # None when the actor already has it (same run, same digest)
 
 
-class Refused(ToActorBase):
+class Refused(Struct, frozen=True, kw_only=True, tag=True):
     """The learner will not work with this actor. `reason` says why and what to do."""
 
     reason: str
 
 
-class Grant(ToActorBase):
+class Grant(Struct, frozen=True, kw_only=True, tag=True):
     leases: tuple[Lease, ...]
 
 
-class Revoke(ToActorBase):
+class Revoke(Struct, frozen=True, kw_only=True, tag=True):
     """Stop playing these episodes; their records are no longer wanted."""
 
     episode_ids: tuple[str, ...]
     reason: str
 
 
-class Ack(ToActorBase):
+class Ack(Struct, frozen=True, kw_only=True, tag=True):
     sequence: int  # all deliveries up to here are committed
 
 
-class LearnerHeartbeat(ToActorBase):
+class LearnerHeartbeat(Struct, frozen=True, kw_only=True, tag=True):
     policy_version: int = 0
     paused: str = ""  # why no leases come at present, "" = not paused
 
 
-class GroupInvite(ToActorBase):
+class GroupInvite(Struct, frozen=True, kw_only=True, tag=True):
     """A weight group will be formed; answer GroupAccept at once if you can join."""
 
     epoch: int
 
 
-class GroupForm(ToActorBase):
+class GroupForm(Struct, frozen=True, kw_only=True, tag=True):
     epoch: int
     transport: str  # "gloo" or "nccl"
     host: str
@@ -144,7 +136,7 @@ class GroupForm(ToActorBase):
     timeout_s: float
 
 
-class UpdateWeights(ToActorBase):
+class UpdateWeights(Struct, frozen=True, kw_only=True, tag=True):
     """Pause, receive, check, resume. Answer with WeightsReport."""
 
     epoch: int
@@ -158,7 +150,7 @@ class UpdateWeights(ToActorBase):
     timeout_s: float
 
 
-class Drain(ToActorBase):
+class Drain(Struct, frozen=True, kw_only=True, tag=True):
     """Finish what you play, deliver it, say Goodbye. `abort`: drop what you play instead."""
 
     reason: str
