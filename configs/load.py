@@ -1,0 +1,140 @@
+"""From a TOML file and `--set` overrides to a RunConfig, or one sentence on why not.
+
+Knows no torch and no environment: what only those can judge is judged where they are loaded.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from capo.configs.algorithms import AlgorithmConfig, resolve
+from capo.configs.schema import RunConfig
+from capo.configs.validate import problems
+
+
+class InvalidConfigError(ValueError):
+    """A configuration that cannot run. Its text is one sentence for the user."""
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read, override, resolve and validate.
+
+    Args:
+        path: a TOML file, or the name of one that ships with the package ("quickstart").
+        overrides: "learner.policy_lr=1e-6" assignments; values are TOML, bare words are strings.
+
+    Raises:
+        InvalidConfigError: a missing file, broken TOML, unknown key, wrong type or impossible value.
+    """
+    file = find(path)
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"{file} is not valid TOML: {error}.") from error
+    for assignment in overrides:
+        apply_override(raw, assignment)
+    return from_raw(raw, str(file))
+
+
+def from_raw(raw: dict[str, Any], origin: str) -> RunConfig:
+    """Turn a nested dict as TOML gives it into a validated RunConfig. `origin` names it in errors."""
+    raw = dict(raw)
+    algorithm = raw.pop("algorithm", "capo")
+    if isinstance(algorithm, str):
+        algorithm = {"preset": algorithm}
+    if isinstance(algorithm, Mapping) and "preset" in algorithm or algorithm == {}:
+        _refuse_unknown_keys({k: v for k, v in algorithm.items() if k != "clip"},
+                             AlgorithmConfig, "algorithm", origin)
+    _refuse_unknown_keys(raw, RunConfig, "", origin)
+    try:
+        config = msgspec.convert(raw, RunConfig)
+        config = msgspec.structs.replace(config, algorithm=resolve(algorithm))
+    except msgspec.ValidationError as error:
+        raise InvalidConfigError(f"{origin}: {_plain(str(error))}") from error
+    except ValueError as error:
+        raise InvalidConfigError(f"{origin}: {error}") from error
+    found = problems(config)
+    if found:
+        raise InvalidConfigError(f"{origin}: {found[0]}")
+    return config
+
+
+def find(path: str | Path) -> Path:
+    """The file itself, or the packaged configuration of that name."""
+    file = Path(path)
+    if file.is_file():
+        return file
+    packaged = Path(__file__).parent / f"{file.name.removesuffix('.toml')}.toml"
+    if packaged.is_file() and file.parent in (Path(), Path("configs")):
+        return packaged
+    names = sorted(entry.stem for entry in Path(__file__).parent.glob("*.toml"))
+    raise InvalidConfigError(
+        f"There is no configuration {str(path)!r}; give a TOML file or one of: {', '.join(names)}."
+    )
+
+
+def apply_override(raw: dict[str, Any], assignment: str) -> None:
+    """Apply "table.key=value" in place. The value is TOML; what is not TOML is a string."""
+    key, separator, text = assignment.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise InvalidConfigError(f"--set takes KEY=VALUE, as in learner.policy_lr=1e-6; got {assignment!r}.")
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    if parts == ["algorithm"]:
+        value = {"preset": value}
+    table = raw
+    for part in parts[:-1]:
+        inner = table.setdefault(part, {})
+        if part == "algorithm" and isinstance(inner, str):
+            inner = table[part] = {"preset": inner}
+        if not isinstance(inner, dict):
+            raise InvalidConfigError(f"--set {assignment}: {part!r} is a value, not a table.")
+        table = inner
+    table[parts[-1]] = value
+
+
+def to_json(config: RunConfig) -> bytes:
+    return msgspec.json.encode(config)
+
+
+def from_json(data: bytes) -> RunConfig:
+    """Read back what `to_json` wrote, as it lies in a run file. No presets, no overrides."""
+    return msgspec.json.decode(data, type=RunConfig)
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """'; did you mean X?' when something known is close, else the list of what is known."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(sorted(known))}."
+
+
+def _refuse_unknown_keys(raw: Mapping[str, Any], struct: Any, prefix: str, origin: str) -> None:
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    for key, value in raw.items():
+        name = f"{prefix}.{key}" if prefix else key
+        if key not in fields:
+            raise InvalidConfigError(f"{origin}: unknown key {name!r}; {nearest(key, list(fields))}")
+        inner = _struct_of(fields[key])
+        if inner is not None and isinstance(value, Mapping):
+            _refuse_unknown_keys(value, inner, name, origin)
+
+
+def _struct_of(annotation: Any) -> Any:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
+            return candidate
+    return None
+
+
+def _plain(text: str) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.learner.epochs`" as a sentence."""
+    message, _, place = text.partition(" - at `$.")
+    where = place.rstrip("`") or "the top level"
+    return f"{where}: {message[:1].lower()}{message[1:].replace('`', '')}."

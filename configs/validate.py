@@ -1,0 +1,97 @@
+"""What a configuration may not say: every rule is one sentence with the numbers and a remedy."""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from capo.configs.schema import RunConfig
+
+_POSITIVE = (
+    "learner.batch_episodes learner.minibatches learner.epochs learner.token_budget "
+    "learner.policy_lr learner.critic_lr learner.max_grad_norm "
+    "rollout.temperature rollout.max_action_tokens rollout.concurrency rollout.env_timeout_s "
+    "rollout.engine_timeout_s rollout.kv_cache_gib rollout.tensor_parallel_size "
+    "scheduler.group_size scheduler.max_attempts scheduler.error_window "
+    "weight_sync.bucket_mib weight_sync.join_timeout_s weight_sync.transfer_timeout_s "
+    "checkpoint.every checkpoint.keep_last network.heartbeat_s network.dead_after_s "
+    "network.window network.max_message_mib model.max_length"
+).split()
+_NOT_NEGATIVE = (
+    "updates seed actors learner.policy_warmup_steps learner.policy_final_lr_factor "
+    "learner.weight_decay scheduler.max_staleness evaluation.games evaluation.every "
+    "weight_sync.probe_tolerance"
+).split()
+_FRACTION = "scheduler.max_error_fraction rollout.gpu_memory_utilization".split()
+
+
+def problems(config: RunConfig) -> list[str]:
+    """All that is wrong with `config`, in order of the rules; empty when it can run."""
+    return [*_ranges(config), *_relations(config)]
+
+
+def _value(config: RunConfig, name: str) -> float:
+    value: object = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    assert isinstance(value, int | float)
+    return value
+
+
+def _ranges(config: RunConfig) -> Iterator[str]:
+    for name in _POSITIVE:
+        if not (_value(config, name) > 0 and math.isfinite(_value(config, name))):
+            yield f"{name} must be positive, got {_value(config, name)}."
+    for name in _NOT_NEGATIVE:
+        if not (_value(config, name) >= 0 and math.isfinite(_value(config, name))):
+            yield f"{name} must not be negative, got {_value(config, name)}."
+    for name in _FRACTION:
+        if not 0 < _value(config, name) <= 1:
+            yield f"{name} must be in (0, 1], got {_value(config, name)}."
+    if config.warm_start is not None:
+        for field in msgspec.structs.fields(config.warm_start):
+            value = getattr(config.warm_start, field.name)
+            if value < 0 or (value == 0 and field.name != "warmup_steps"):
+                yield f"warm_start.{field.name} must be positive, got {value}."
+
+
+def _relations(config: RunConfig) -> Iterator[str]:
+    model, learner, rollout = config.model, config.learner, config.rollout
+    if not config.name or "/" in config.name:
+        yield f"name must be a plain word, got {config.name!r}."
+    if bool(model.path) == (model.tiny is not None):
+        yield (
+            "exactly one of model.path and [model.tiny] must be given: a Hugging Face folder, "
+            "or a small model built from scratch."
+        )
+    if config.warm_start is not None and model.tiny is None:
+        yield "[warm_start] needs [model.tiny]; a model from model.path is trained as it is."
+    if learner.batch_episodes % learner.minibatches:
+        yield (
+            f"learner.batch_episodes {learner.batch_episodes} does not divide into "
+            f"{learner.minibatches} minibatches; choose a multiple."
+        )
+    if learner.batch_episodes % config.scheduler.group_size:
+        yield (
+            f"learner.batch_episodes {learner.batch_episodes} does not divide into groups of "
+            f"{config.scheduler.group_size} (scheduler.group_size); choose a multiple."
+        )
+    if learner.token_budget < model.max_length:
+        yield (
+            f"learner.token_budget {learner.token_budget} is below the longest possible segment, "
+            f"model.max_length {model.max_length}; raise the budget or shorten the model."
+        )
+    if rollout.max_action_tokens >= model.max_length:
+        yield (
+            f"rollout.max_action_tokens {rollout.max_action_tokens} leaves no room for a prompt in "
+            f"model.max_length {model.max_length}."
+        )
+    if config.network.dead_after_s <= 2 * config.network.heartbeat_s:
+        yield (
+            f"network.dead_after_s {config.network.dead_after_s} must exceed two heartbeats of "
+            f"{config.network.heartbeat_s} s, or a living peer is taken for dead."
+        )
+    if ":" not in config.environment.factory:
+        yield (
+            f"environment.factory must be 'module:name', got {config.environment.factory!r}."
+        )

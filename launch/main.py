@@ -1,0 +1,134 @@
+"""Parse the command line, then hand over to one module per command. Imports nothing heavy."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+EXIT_FAILURE = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+_OVERVIEW = """\
+Train LLM agents with reinforcement learning on complete actions (CAPO, arXiv 2604.18401).
+
+  capo run configs/quickstart.toml            learner and actors on this machine
+  capo learner CONFIG                         one learner; actors attach to the address it prints
+  capo actor --connect tcp://HOST:PORT        one more rollout node, at any time
+  capo replay RUN --update K                  recompute an update offline, bit for bit
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Failures are one sentence on stderr."""
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    from capo.configs.load import InvalidConfigError
+    from capo.protocol.errors import CapoError, ConfigError
+
+    command: Callable[[argparse.Namespace], int] = _command(args.command)
+    try:
+        return command(args)
+    except (InvalidConfigError, ConfigError) as error:
+        print(f"capo {args.command}: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except (CapoError, ModuleNotFoundError) as error:
+        print(f"capo {args.command}: {_explain(error)}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        print(f"capo {args.command}: interrupted.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="capo", description=_OVERVIEW, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"capo {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="learner and actors on this machine")
+    run.add_argument("config", nargs="?", help="a TOML file, or the name of a packaged one")
+    run.add_argument("--resume", metavar="RUN", help="go on with this run directory")
+    run.add_argument("--actors", type=int, help="actors to start here (default: the config's)")
+    _add_overrides(run)
+
+    learner = commands.add_parser("learner", help="one learner; prints the address for actors")
+    learner.add_argument("config", nargs="?", help="a TOML file, or the name of a packaged one")
+    learner.add_argument("--resume", metavar="RUN", help="go on with this run directory")
+    _add_overrides(learner)
+
+    actor = commands.add_parser("actor", help="one rollout node; needs only the learner's address")
+    actor.add_argument("--connect", required=True, metavar="ADDRESS", help="tcp://HOST:PORT")
+    actor.add_argument("--name", default="", help="what reports call it (default: host and pid)")
+    actor.add_argument("--capacity", type=int, default=0, help="episodes at once (default: config)")
+    actor.add_argument("--keys", default="", metavar="FILE", help="key file from capo keygen")
+    actor.add_argument("--give-up-after", type=float, default=0.0, metavar="SECONDS",
+                       help="leave when no learner answers for so long (default: wait for ever)")
+
+    evaluate = commands.add_parser("eval", help="play held-out games with a run's checkpoint")
+    evaluate.add_argument("run", metavar="RUN")
+    evaluate.add_argument("--update", type=int, help="the checkpoint's version (default: newest)")
+    evaluate.add_argument("--games", type=int, help="how many games (default: the config's)")
+
+    replay = commands.add_parser("replay", help="list updates, or recompute one offline")
+    replay.add_argument("run", metavar="RUN")
+    replay.add_argument("--update", type=int, metavar="K", help="recompute update K")
+    _add_overrides(replay, "what if: change a value and compare with what was recorded")
+
+    report = commands.add_parser("report", help="tables and a plot of a run")
+    report.add_argument("run", metavar="RUN")
+    report.add_argument("--plot", metavar="PNG", help="also write the curves as a picture")
+
+    export = commands.add_parser("export", help="a run's episodes as JSON lines")
+    export.add_argument("run", metavar="RUN")
+    export.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
+
+    check = commands.add_parser("check", help="print the resolved config and plan; start nothing")
+    check.add_argument("config")
+    _add_overrides(check)
+
+    status = commands.add_parser("status", help="who waits for whom, and since when")
+    status.add_argument("run", metavar="RUN")
+
+    keygen = commands.add_parser("keygen", help="make the keys for learners and actors on a network")
+    keygen.add_argument("folder", help="where the key files go; made if missing")
+    keygen.add_argument("--actors", type=int, default=1, help="how many actor keys to make")
+
+    convert = commands.add_parser("convert", help="a GGUF model file to a Hugging Face folder")
+    convert.add_argument("gguf", help="the .gguf file")
+    convert.add_argument("folder", help="where the converted model goes")
+    return parser
+
+
+def _add_overrides(parser: argparse.ArgumentParser, help_text: str = "change one value") -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                        dest="overrides", help=f"{help_text}, as in learner.policy_lr=1e-6")
+
+
+def _command(name: str) -> Callable[[argparse.Namespace], int]:
+    from importlib import import_module
+
+    module = {"eval": "evaluate"}.get(name, name)
+    command: Callable[[argparse.Namespace], int] = import_module(f"capo.launch.{module}").command
+    return command
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"the Python package {error.name!r} is not installed here; install capo-rl[cpu] or "
+            "capo-rl[gpu] for learners and actors."
+        )
+    return str(error)
+
+
+def _version() -> str:
+    try:
+        return version("capo-rl")
+    except PackageNotFoundError:
+        return "0 (not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
