@@ -24,3 +24,32 @@ class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     kl_coefficient: float = 1e-3
     behaviour_weight: Literal["geo", "prod", "sqrt", "none"] = "geo"
     behaviour_cap: float = 2.0
+    value_clip: float | None = None
+
+
+def needs_groups(algorithm: AlgorithmConfig) -> bool:
+    return False
+
+
+def needs_critic(algorithm: AlgorithmConfig) -> bool:
+    return True
+
+
+def critic_reads(algorithm: AlgorithmConfig) -> Literal["boundary", "token", "none"]:
+    return "boundary"
+
+
+def needs_reference(algorithm: AlgorithmConfig) -> bool:
+    return algorithm.kl_coefficient > 0
+
+
+def needs_entropy(algorithm: AlgorithmConfig) -> bool:
+    return False
+
+
+def needs_state_keys(algorithm: AlgorithmConfig) -> bool:
+    return False
+
+
+def needs_logprob_statistics(algorithm: AlgorithmConfig) -> bool:
+    return algorithm.centre
