@@ -1,0 +1,76 @@
+"""What a person sees while a run goes on: one row per update, a status line, tables at the end.
+
+Knows nothing of tensors, sockets or the run file; it gets plain numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+_COLUMNS = (
+    ("update", 9), ("success", 8), ("return", 7), ("out of range", 13), ("mu", 10),
+    ("tokens/s", 9), ("stale", 6), ("wait", 7), ("update", 7), ("sync", 7), ("actors busy", 12),
+)
+_HEADER_EVERY = 20
+
+
+class Progress:
+    """Prints to one console. On a terminal the status line says what waits for what."""
+
+    def __init__(self, console: Console, total_updates: int) -> None:
+        self._console = console
+        self._total = total_updates
+        self._rows = 0
+        self._status: Status | None = None
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def waiting(self, text: str) -> None:
+        """Replace the status line; without a terminal nothing is shown."""
+        if not self._console.is_terminal:
+            return
+        if self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+    def update(self, version: int, metrics: Mapping[str, float]) -> None:
+        """One row. `metrics` are the update's, by the names of docs/metrics.md."""
+        if self._rows % _HEADER_EVERY == 0:
+            self.note("[bold]" + "".join(f"{name:>{width}}" for name, width in _COLUMNS) + "[/bold]")
+        self._rows += 1
+        cells = (
+            f"{version}/{self._total}",
+            _number(metrics, "episode/success", "{:.2f}"),
+            _number(metrics, "episode/return", "{:.2f}"),
+            _number(metrics, "ratio/out_of_range", "{:.2f}"),
+            _number(metrics, "ratio/mu", "{:.1e}"),
+            _number(metrics, "system/tokens_per_s", "{:,.0f}"),
+            _number(metrics, "staleness/mean", "{:.1f}"),
+            _number(metrics, "time/wait_s", "{:.2f} s"),
+            _number(metrics, "time/update_s", "{:.2f} s"),
+            _number(metrics, "time/sync_s", "{:.2f} s"),
+            _number(metrics, "actors/busy_fraction", "{:.0%}"),
+        )
+        self.note("".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)))
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        table = Table(title=title, title_justify="left")
+        for index, column in enumerate(columns):
+            table.add_column(column, justify="left" if index == 0 else "right")
+        for row in rows:
+            table.add_row(*row)
+        self._console.print(table)
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def _number(metrics: Mapping[str, float], name: str, form: str) -> str:
+    return form.format(metrics[name]) if name in metrics else "-"

@@ -1,0 +1,61 @@
+"""Where a run lies: its directory's name, the learner's address in it, its recorded configuration."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from capo.configs.load import from_json
+from capo.configs.schema import RunConfig
+from capo.protocol.errors import RunFileError
+
+DATABASE = "run.sqlite"
+_LEARNER = "learner.json"
+
+
+class LearnerAddress(msgspec.Struct, frozen=True):
+    """Written by a learner that listens, for `capo status` and for people."""
+
+    address: str
+    pid: int
+
+
+def choose_run_directory(config: RunConfig) -> Path:
+    """The configured directory, or a new one under runs/ that names run, seed and time."""
+    if config.run_dir:
+        return Path(config.run_dir)
+    return Path("runs") / f"{config.name}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def write_address(run_dir: Path, address: str) -> None:
+    target = run_dir / _LEARNER
+    beside = target.with_suffix(".tmp")
+    beside.write_bytes(msgspec.json.encode(LearnerAddress(address, os.getpid())))
+    beside.replace(target)
+
+
+def read_address(run_dir: Path) -> LearnerAddress | None:
+    try:
+        return msgspec.json.decode((run_dir / _LEARNER).read_bytes(), type=LearnerAddress)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def config_of(run_dir: Path) -> RunConfig:
+    """The configuration a run was started with.
+
+    Raises:
+        RunFileError: there is no run there, or its file cannot be read.
+    """
+    from capo.learner.run_reader import RunReader
+
+    with RunReader(run_dir / DATABASE) as reader:
+        text = reader.run_value("config")
+    try:
+        return from_json(text.encode())
+    except (msgspec.ValidationError, json.JSONDecodeError, msgspec.DecodeError) as error:
+        raise RunFileError(
+            f"{run_dir / DATABASE} holds a configuration this version cannot read: {error}."
+        ) from error

@@ -1,0 +1,110 @@
+"""A configuration is resolved, or refused with one sentence that names the key and the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from capo.configs.load import InvalidConfigError, find, from_json, load, to_json
+
+MINIMAL = """
+name = "minimal"
+[environment]
+factory = "capo.envs.household:HouseholdFactory"
+[model]
+path = "somewhere"
+"""
+PACKAGED = sorted(file.stem for file in (Path(__file__).parents[2] / "configs").glob("*.toml"))
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    file = tmp_path / "minimal.toml"
+    file.write_text(MINIMAL)
+    return file
+
+
+def refusal(file: Path, *overrides: str) -> str:
+    with pytest.raises(InvalidConfigError) as error:
+        load(file, overrides)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_every_packaged_configuration_is_valid(name: str) -> None:
+    assert load(name).name
+
+
+def test_defaults_are_the_papers(minimal: Path) -> None:
+    config = load(minimal)
+    assert (config.algorithm.gamma, config.algorithm.lam) == (0.99, 1.0)
+    assert (config.algorithm.clip_low, config.algorithm.clip_high) == (1e-3, 1e-3)
+    assert (config.learner.policy_lr, config.learner.critic_lr) == (1e-6, 1e-5)
+    assert config.learner.batch_episodes == 128
+    assert config.learner.minibatches >= 4
+
+
+def test_overrides_are_toml_values_and_bare_words_are_strings(minimal: Path) -> None:
+    config = load(minimal, ["learner.policy_lr=2e-5", "name=other", "evaluation.before=false"])
+    assert config.learner.policy_lr == 2e-5
+    assert config.name == "other"
+    assert config.evaluation.before is False
+
+
+def test_a_typo_is_refused_with_the_nearest_name(minimal: Path) -> None:
+    assert "'learner.token_budget'" in refusal(minimal, "learner.token_bugdet=1").replace(
+        "did you mean 'token_budget'", "did you mean 'learner.token_budget'"
+    )
+    assert "'algorithm.gama'" in refusal(minimal, "algorithm.gama=0.9")
+    assert "did you mean 'scheduler'" in refusal(minimal, "schedular.max_staleness=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("learner.token_budget=-5", ["learner.token_budget", "positive", "-5"]),
+        ("learner.token_budget=100", ["100", "model.max_length", "8192"]),
+        ("learner.batch_episodes=10", ["10", "4 minibatches"]),
+        ("scheduler.group_size=3", ["128", "groups of 3"]),
+        ("rollout.temperature=0", ["rollout.temperature", "positive"]),
+        ("rollout.max_action_tokens=9000", ["9000", "no room"]),
+        ("network.dead_after_s=1", ["network.dead_after_s", "heartbeats"]),
+        ("learner.minibatches=two", ["learner.minibatches", "expected int", "str"]),
+        ("model.dtype=float64", ["model.dtype", "float64"]),
+        ("model.tiny.hidden_size=64", ["exactly one", "model.path"]),
+        ("environment.factory=nowhere", ["module:name", "nowhere"]),
+        ("scheduler.max_error_fraction=1.5", ["(0, 1]", "1.5"]),
+        ("learner.policy_lr=nan", ["learner.policy_lr", "positive", "nan"]),
+        ("name.inner=1", ["name", "not a table"]),
+        ("nonsense", ["KEY=VALUE", "nonsense"]),
+    ],
+)
+def test_impossible_values_are_refused_in_one_sentence(
+    minimal: Path, override: str, words: list[str]
+) -> None:
+    text = refusal(minimal, override)
+    for word in words:
+        assert word in text
+
+
+def test_a_missing_file_lists_the_packaged_names() -> None:
+    with pytest.raises(InvalidConfigError, match="quickstart"):
+        find("no_such_run.toml")
+
+
+def test_broken_toml_names_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_text("name = \n")
+    assert "line 1" in refusal(file)
+
+
+def test_algorithm_can_be_one_word(minimal: Path) -> None:
+    assert load(minimal, ["algorithm=capo"]) == load(minimal)
+    assert "capo" in refusal(minimal, "algorithm=cappo")
+
+
+def test_a_resolved_configuration_survives_the_run_file(minimal: Path) -> None:
+    config = load(minimal, ["algorithm.clip=0.01"])
+    assert config.algorithm.clip_low == config.algorithm.clip_high == 0.01
+    assert from_json(to_json(config)) == config
