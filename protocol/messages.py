@@ -46,11 +46,13 @@ class ActorHeartbeat(Struct, frozen=True, kw_only=True, tag=True):
 
 class GroupAccept(Struct, frozen=True, kw_only=True, tag=True):
     epoch: int
+    workers: int = 1  # ranks this actor takes in the group: one per worker of its engine
 
 
 class GroupFormed(Struct, frozen=True, kw_only=True, tag=True):
     epoch: int
     error: str = ""
+    reached: bool = True  # False: the error is that this actor could not reach the learner's store
 
 
 class WeightsReport(Struct, frozen=True, kw_only=True, tag=True):
@@ -59,6 +61,7 @@ class WeightsReport(Struct, frozen=True, kw_only=True, tag=True):
     epoch: int
     version: int
     error: str = ""  # "" = the engine has the weights and the probe agrees
+    broke_off: bool = False  # the error is the transfer's: the engine can join the next group
     checksum: str = ""  # of the bytes received
     probe_logprobs: FloatArray | None = None  # float32 [len(probe) - 1]
     pause_s: float = 0.0  # how long generation stood still
@@ -131,7 +134,7 @@ class GroupForm(Struct, frozen=True, kw_only=True, tag=True):
     transport: str  # "gloo" or "nccl"
     host: str
     port: int
-    rank: int  # this actor's; the learner is 0
+    rank: int  # this actor's first; the learner is 0
     world_size: int
     timeout_s: float
 

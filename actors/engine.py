@@ -1,0 +1,66 @@
+"""What an inference engine is to a rollout: token ids in, token ids and log-probs out.
+
+P prompt tokens, L action tokens. The engine of production is `vllm_engine`; tests script their own.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from capo.protocol.messages import GroupForm, UpdateWeights, WeightsReport
+from capo.protocol.records import FloatArray, IntArray, VersionSpan
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """One action. `stopped`: it ended with a stop token, which is its last token."""
+
+    tokens: IntArray  # int32 [L], L >= 1
+    logprobs: FloatArray  # float32 [L], at the sampling temperature
+    versions: tuple[VersionSpan, ...]  # covers the L tokens in order
+    stopped: bool
+    entropies: FloatArray | None = None  # float32 [L], if the engine can tell
+
+
+class Engine(Protocol):
+    """Every method may be called while others run; weights change in the middle of an action."""
+
+    @property
+    def version(self) -> int:
+        """The policy version that samples now; -1 before the first broadcast."""
+        ...
+
+    @property
+    def broken(self) -> str:
+        """Why this engine may not sample any more, "" while it may."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """How many ranks this engine takes in a weight group."""
+        ...
+
+    async def generate(
+        self,
+        prompt: IntArray,
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        stop_token_ids: Sequence[int],
+    ) -> Sample:
+        """Sample one action; temperature 0 is greedy, its log-probs those at temperature 1.
+
+        Raises EngineError when the engine is broken or what came out of it cannot be used.
+        """
+        ...
+
+    async def form_group(self, form: GroupForm) -> None:
+        """Join the weight group of an epoch in place of any earlier one; WeightSyncError if not."""
+        ...
+
+    async def update_weights(self, update: UpdateWeights) -> WeightsReport:
+        """Receive one broadcast, check it, sample with it. Errors are in the report, not raised."""
+        ...
+
+    async def close(self) -> None: ...
