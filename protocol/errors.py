@@ -6,6 +6,7 @@ CapoError
 ├── RefusedError         the other side refused this one (version, tokenizer, run, key)
 ├── PeerLostError        a peer did not answer within a time limit; names the peer and the phase
 ├── RunFileError         a run file that cannot be opened, read or written
+│   └── StorageFullError  no room on the disk; what was committed is safe, and it goes on with room
 ├── CheckpointError      a checkpoint that is torn, missing or of another run
 ├── WeightSyncError      a broadcast that failed, or an engine whose weights are not the learner's
 ├── EngineError          the inference engine died or returned something unusable
@@ -36,6 +37,10 @@ class PeerLostError(CapoError):
 
 
 class RunFileError(CapoError):
+    pass
+
+
+class StorageFullError(RunFileError):
     pass
 
 
