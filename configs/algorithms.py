@@ -3,40 +3,103 @@
 Formulas, sources and defaults of every part: docs/algorithms.md.
 """
 
-from typing import Literal
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
+
+from capo.configs.presets import PRESETS
 
 
 class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """CAPO (arXiv 2604.18401) by default."""
 
     preset: str = "capo"
-    credit: Literal["action_gae"] = "action_gae"
+
+    # credit assignment
+    credit: Literal[
+        "action_gae",
+        "token_gae",
+        "brace",
+        "vtrace",
+        "group",
+        "rloo",
+        "reinforce_pp",
+        "gigpo",
+        "gagpo",
+        "g2po",
+        "hgpo",
+    ] = "action_gae"
     gamma: float = 0.99
     lam: float = 1.0
-    bootstrap_truncated: bool = True
-    ratio: Literal["calibrated"] = "calibrated"
-    alpha: float = 0.5
-    centre: bool = True
+    bootstrap_truncated: bool = True  # the paper: False, value 0 after any end
+    trace_steps: Literal[1, 2, 3] = 2  # brace: corrected steps before the Monte-Carlo tail
+    trace_rho_cap: float = 1.0
+    trace_c_cap: float = 1.0
+    group_std: bool = True  # divide by the group's standard deviation
+    group_weighting: Literal["episode", "action"] = "episode"  # gigpo: what a group averages over
+    drop_flat_groups: bool = False  # groups without contrast leave the batch
+    step_weight: float = 1.0  # gigpo, g2po: weight of the step-level terms
+    history_length: int = 2  # hgpo
+    history_power: float = 1.0  # hgpo
+    whiten: Literal["none", "action", "token"] = "none"
+
+    # ratio, clipping, aggregation
+    ratio: Literal["calibrated", "sequence", "token", "behaviour"] = "calibrated"
+    alpha: float = 0.5  # calibrated: the length's exponent
+    centre: bool = True  # calibrated: centre on the minibatch mean mu
+    clipping: Literal["clip", "cispo", "gmpo", "band", "soft_gate", "tv"] = "clip"
     clip_low: float = 1e-3
     clip_high: float = 1e-3
+    dual_clip: float | None = None
+    clip_bias: Literal["none", "max_one", "one_plus", "norm"] = "none"
+    aggregation: Literal["action_mean", "token_mean", "action_sum", "action_sum_norm"] = (
+        "action_mean"
+    )
+    length_norm: float = 1024.0  # action_sum_norm: the constant length, in tokens
+
+    # regularisation
     kl_coefficient: float = 1e-3
-    behaviour_weight: Literal["geo", "prod", "sqrt", "none"] = "geo"
+    kl_estimator: Literal["k1", "abs", "k2", "k3", "k1+", "k3+"] = "k3"
+
+    # staleness and engine noise
+    behaviour_weight: Literal["geo", "prod", "sqrt", "token", "none"] = "geo"
     behaviour_cap: float = 2.0
+    behaviour_floor: float | None = None
+    behaviour_beyond: Literal["truncate", "mask"] = "truncate"  # what happens beyond cap and floor
+    behaviour_normalise: bool = False  # weights get mean 1 over the batch
+    veto: float | None = None  # an action with a token weight below this is dropped
+    estr_tau: float | None = None  # entropy-normalised token mask
+    m2_threshold: float | None = None  # second-moment token mask
+
+    # critic
     value_clip: float | None = None
 
 
+_CRITIC: Mapping[str, Literal["boundary", "token"]] = {
+    "action_gae": "boundary",
+    "brace": "boundary",
+    "vtrace": "boundary",
+    "token_gae": "token",
+}
+_STATE_CREDIT = ("gigpo", "gagpo", "g2po", "hgpo")
+_TOKEN_RATIOS = ("token", "behaviour")
+
+
 def needs_groups(algorithm: AlgorithmConfig) -> bool:
-    return False
+    """Whether several episodes of one task are compared: whole groups must arrive together."""
+    return not needs_critic(algorithm)
 
 
 def needs_critic(algorithm: AlgorithmConfig) -> bool:
-    return True
+    return algorithm.credit in _CRITIC
 
 
 def critic_reads(algorithm: AlgorithmConfig) -> Literal["boundary", "token", "none"]:
-    return "boundary"
+    """Where the critic is read: before every action, before every action token, or not at all."""
+    return _CRITIC.get(algorithm.credit, "none")
 
 
 def needs_reference(algorithm: AlgorithmConfig) -> bool:
@@ -44,12 +107,185 @@ def needs_reference(algorithm: AlgorithmConfig) -> bool:
 
 
 def needs_entropy(algorithm: AlgorithmConfig) -> bool:
-    return False
+    """Whether actors must record the behaviour policy's entropy per token."""
+    return algorithm.estr_tau is not None
 
 
 def needs_state_keys(algorithm: AlgorithmConfig) -> bool:
-    return False
+    """Whether steps of a group are compared by equal observations."""
+    return algorithm.credit in _STATE_CREDIT
 
 
 def needs_logprob_statistics(algorithm: AlgorithmConfig) -> bool:
-    return algorithm.centre
+    """Whether the minibatch's statistics depend on the current policy, so that they need a pass
+    of their own before the pass with gradient."""
+    centred = algorithm.ratio == "calibrated" and algorithm.centre
+    return centred or algorithm.clip_bias != "none"
+
+
+def resolve(raw: str | Mapping[str, Any]) -> AlgorithmConfig:
+    """A preset's name, or a table with `preset` and overrides, as a checked AlgorithmConfig.
+
+    `clip` sets both sides. Raises ValueError with one sentence: unknown preset or key, wrong type,
+    impossible combination.
+    """
+    table: dict[str, Any] = {"preset": raw} if isinstance(raw, str) else dict(raw)
+    preset = table.setdefault("preset", "capo")
+    if preset == "react":
+        raise ValueError(
+            "react is prompting without training; run `capo eval` in greedy mode instead."
+        )
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ValueError(f"Unknown algorithm {preset!r}; {_nearest(str(preset), list(PRESETS))}")
+    if "clip" in table:
+        clip = table.pop("clip")
+        table = {"clip_low": clip, "clip_high": clip, **table}
+    fields = AlgorithmConfig.__struct_fields__
+    for key in table:
+        if key not in fields:
+            raise ValueError(f"Unknown key 'algorithm.{key}'; {_nearest(key, [*fields, 'clip'])}")
+    try:
+        algorithm = msgspec.convert({**PRESETS[preset], **table}, AlgorithmConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"algorithm: {error}".replace("`", "").replace("$.", "")) from error
+    check(algorithm)
+    return algorithm
+
+
+def check(algorithm: AlgorithmConfig) -> None:
+    """Refuse what cannot be computed or makes no sense, with a sentence."""
+    problem = _range_problem(algorithm) or _combination_problem(algorithm)
+    if problem:
+        raise ValueError(f"algorithm: {problem}")
+
+
+def describe(algorithm: AlgorithmConfig) -> list[str]:
+    """What the algorithm is composed of, one line per part."""
+    a = algorithm
+    defaults = msgspec.structs.replace(
+        msgspec.convert(PRESETS.get(a.preset, {}), AlgorithmConfig), preset=a.preset
+    )
+    changed = [
+        f"{name}={getattr(a, name)}"
+        for name in a.__struct_fields__
+        if getattr(a, name) != getattr(defaults, name)
+    ]
+    lines = [
+        f"preset: {a.preset}" + (f" with {', '.join(changed)}" if changed else ""),
+        f"credit: {_credit_line(a)}",
+        f"ratio: {_ratio_line(a)}, against the "
+        + ("behaviour" if a.ratio == "behaviour" else "proximal")
+        + " log-probs",
+        f"clipping: {a.clipping} -{a.clip_low:g}/+{a.clip_high:g}"
+        + (f", dual clip {a.dual_clip:g}" if a.dual_clip is not None else "")
+        + (f", normalised by the clipping bias ({a.clip_bias})" if a.clip_bias != "none" else ""),
+        f"aggregation: {a.aggregation}"
+        + (f" over {a.length_norm:g} tokens" if a.aggregation == "action_sum_norm" else ""),
+        f"KL: {a.kl_coefficient:g} x {a.kl_estimator} to the reference"
+        if needs_reference(a)
+        else "KL: none, no reference model",
+        f"behaviour: {_behaviour_line(a)}",
+        f"critic: at every {critic_reads(a)}, value clip {a.value_clip or 'off'}"
+        if needs_critic(a)
+        else "critic: none; needs groups of episodes of the same task",
+    ]
+    return lines
+
+
+def _credit_line(a: AlgorithmConfig) -> str:
+    parts = [a.credit, f"gamma {a.gamma:g}"]
+    if a.credit in ("action_gae", "token_gae", "vtrace", "gagpo"):
+        parts.append(f"lambda {a.lam:g}")
+    if a.credit == "brace":
+        parts.append(f"{a.trace_steps} corrected steps")
+    if a.credit in ("brace", "vtrace"):
+        parts.append(f"caps {a.trace_rho_cap:g}/{a.trace_c_cap:g}")
+    if needs_critic(a):
+        parts.append(f"bootstrap after truncation {'on' if a.bootstrap_truncated else 'off'}")
+    if a.drop_flat_groups:
+        parts.append("groups without contrast dropped")
+    if a.whiten != "none":
+        parts.append(f"whitened over {a.whiten}s")
+    return ", ".join(parts)
+
+
+def _ratio_line(a: AlgorithmConfig) -> str:
+    if a.ratio != "calibrated":
+        return f"per {'token' if a.ratio in _TOKEN_RATIOS else 'action (geometric mean)'}"
+    centring = "centred on the minibatch mean" if a.centre else "not centred"
+    return f"per action, sum over length^{a.alpha:g}, {centring}"
+
+
+def _behaviour_line(a: AlgorithmConfig) -> str:
+    parts = []
+    if a.behaviour_weight != "none":
+        floor = f"{a.behaviour_floor:g}.." if a.behaviour_floor is not None else ""
+        parts.append(
+            f"{a.behaviour_weight} weight, {a.behaviour_beyond} at {floor}{a.behaviour_cap:g}"
+        )
+    for name in ("veto", "estr_tau", "m2_threshold"):
+        value = getattr(a, name)
+        if value is not None:
+            parts.append(f"{name} {value:g}")
+    return ", ".join(parts) or "no correction"
+
+
+def _range_problem(a: AlgorithmConfig) -> str:
+    for name in ("gamma", "lam"):
+        value = getattr(a, name)
+        if not 0.0 <= value <= 1.0:
+            return f"{name} must lie in [0, 1], got {value:g}."
+    for name in ("clip_low", "clip_high", "kl_coefficient", "step_weight"):
+        value = getattr(a, name)
+        if not value >= 0.0:
+            return f"{name} must not be negative, got {value:g}."
+    for name in ("behaviour_cap", "trace_rho_cap", "trace_c_cap", "length_norm"):
+        value = getattr(a, name)
+        if not value > 0.0:
+            return f"{name} must be positive, got {value:g}."
+    for name in ("veto", "estr_tau", "m2_threshold", "value_clip", "behaviour_floor"):
+        value = getattr(a, name)
+        if value is not None and not value > 0.0:
+            return f"{name} must be positive where it is set, got {value:g}."
+    if not 0.0 <= a.alpha <= 1.0:
+        return f"alpha must lie in [0, 1] (product to geometric mean), got {a.alpha:g}."
+    if a.dual_clip is not None and not a.dual_clip > 1.0:
+        return f"dual_clip must be above 1, got {a.dual_clip:g}."
+    if a.history_length < 0:
+        return f"history_length must not be negative, got {a.history_length}."
+    return ""
+
+
+def _combination_problem(a: AlgorithmConfig) -> str:
+    if a.clip_low > 1.0 and a.clipping in ("clip", "band"):
+        return f"clip_low {a.clip_low:g} leaves no ratio below 1 to clip; use at most 1."
+    if a.clipping != "clip" and a.ratio not in _TOKEN_RATIOS:
+        return f"clipping {a.clipping!r} works on token ratios; set ratio = 'token'."
+    if a.dual_clip is not None and a.clipping != "clip":
+        return f"dual_clip belongs to clipping 'clip', not {a.clipping!r}."
+    if a.clip_bias != "none" and a.clipping != "clip":
+        return "clip_bias measures what clipping 'clip' removed; set clipping = 'clip'."
+    if a.behaviour_floor is not None and a.behaviour_floor >= a.behaviour_cap:
+        return (
+            f"behaviour_floor {a.behaviour_floor:g} must be below"
+            f" behaviour_cap {a.behaviour_cap:g}."
+        )
+    if a.behaviour_weight == "token" and (a.ratio == "calibrated" or a.clipping == "gmpo"):
+        return (
+            "a weight per token cannot multiply a ratio per action; set behaviour_weight = 'geo'."
+        )
+    if a.ratio == "behaviour" and a.behaviour_weight != "none":
+        return (
+            "ratio 'behaviour' already divides by the behaviour policy;"
+            " set behaviour_weight = 'none'."
+        )
+    if a.drop_flat_groups and needs_critic(a):
+        return f"drop_flat_groups needs group credit, but {a.credit!r} uses a critic."
+    if a.value_clip is not None and not needs_critic(a):
+        return f"value_clip needs a critic, but credit {a.credit!r} has none."
+    return ""
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(sorted(known))}."
