@@ -94,6 +94,7 @@ class Welcome(Struct, frozen=True, kw_only=True, tag=True):
     window: int  # deliveries that may be unacked at once
     heartbeat_s: float
     dead_after_s: float
+    max_message_bytes: int = 64 << 20  # a larger message is refused; filled in by the server
     setup: ActorSetup | None  # None when the actor already has it (same run, same digest)
 
 
@@ -101,6 +102,10 @@ class Refused(Struct, frozen=True, kw_only=True, tag=True):
     """The learner will not work with this actor. `reason` says why and what to do."""
 
     reason: str
+
+
+class Reintroduce(Struct, frozen=True, kw_only=True, tag=True):
+    """The learner does not know this connection (one of the two came back): say Hello again."""
 
 
 class Grant(Struct, frozen=True, kw_only=True, tag=True):
@@ -166,6 +171,7 @@ ToLearner = (
 ToActor = (
     Welcome
     | Refused
+    | Reintroduce
     | Grant
     | Revoke
     | Ack
