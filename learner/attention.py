@@ -49,9 +49,12 @@ def varlen_attention(
     repeats = query.shape[1] // key.shape[1]
     key, value = _repeat_heads(key, repeats), _repeat_heads(value, repeats)
     outputs = [
-        F.scaled_dot_product_attention(*parts, is_causal=True, scale=scaling)
-        for parts in zip(
-            *(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        for q, k, v in zip(
+            torch.split(query, lengths, dim=2),
+            torch.split(key, lengths, dim=2),
+            torch.split(value, lengths, dim=2),
+            strict=True,
         )
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None  # [1, T, heads, head size]

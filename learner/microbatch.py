@@ -91,4 +91,6 @@ def collate(placed: Sequence[PlacedSegment], device: torch.device) -> Microbatch
 def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """The ranges `start .. start + size`, one behind the other, int64 [sum of sizes]."""
     ends = np.cumsum(sizes)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - sizes), sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    ranges: np.ndarray = np.arange(total) + np.repeat(starts - (ends - sizes), sizes)
+    return ranges

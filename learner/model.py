@@ -62,7 +62,7 @@ class PolicyModel(nn.Module):
     def forward(
         self, microbatch: Microbatch, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs of the trained tokens under softmax(logits / temperature), at least float32 [n].
+        """Log-probs of the trained tokens under softmax(logits / temperature), [n], at least float32.
 
         Second comes the entropy of the same distributions [n], without gradient, if asked for.
         """
@@ -79,7 +79,7 @@ class PolicyModel(nn.Module):
                     use_reentrant=False, preserve_rng_state=False,
                 )
                 for part, labels in zip(
-                    hidden.split(rows), microbatch.labels.split(rows), strict=True
+                    torch.split(hidden, rows), torch.split(microbatch.labels, rows), strict=True
                 )
             ]  # fmt: skip
         logprobs = torch.cat([logprobs for logprobs, _ in parts])
@@ -107,11 +107,11 @@ def load_policy(
     precision: Precision,
     device: torch.device,
     *,
-    gradient_checkpointing: bool = False,
+    checkpoint_layers: bool = False,
 ) -> PolicyModel:
     """The policy in a Hugging Face folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, **_arguments(precision, device))
-    if gradient_checkpointing:
+    if checkpoint_layers:
         _checkpoint_layers(model)
     return PolicyModel(model.to(device), precision)
 
@@ -121,7 +121,7 @@ def load_critic(
     precision: Precision,
     device: torch.device,
     *,
-    gradient_checkpointing: bool = False,
+    checkpoint_layers: bool = False,
 ) -> CriticModel:
     """The critic in a Hugging Face folder: one saved as such, or any model's backbone.
 
@@ -138,7 +138,7 @@ def load_critic(
     if not any(name.endswith("ForTokenClassification") for name in architectures):
         nn.init.zeros_(model.score.weight)
         nn.init.zeros_(model.score.bias)
-    if gradient_checkpointing:
+    if checkpoint_layers:
         _checkpoint_layers(model)
     return CriticModel(model.to(device), precision)
 

@@ -38,11 +38,8 @@ def _first_fit(lengths: Sequence[int], order: list[int], budget: int) -> list[li
     room: list[int] = []
     for index in order:
         length = lengths[index]
-        for place, free in enumerate(room):
-            if length <= free:
-                break
-        else:
-            place = len(bins)
+        place = next((i for i, free in enumerate(room) if length <= free), len(bins))
+        if place == len(bins):
             bins.append([])
             room.append(budget)
         bins[place].append(index)
@@ -67,7 +64,7 @@ def _spread(
 
 
 def _deal(bins: list[list[int]], lengths: Sequence[int], num_ranks: int) -> Plan:
-    """Bins of similar load run at the same time; the rank that had least so far gets the largest."""
+    """Bins of similar load run at the same time; the rank with least so far gets the largest."""
 
     def load(bin_: list[int]) -> int:
         return sum(lengths[index] for index in bin_)

@@ -12,7 +12,7 @@ from capo.protocol.records import EpisodeStatus, IntArray
 
 
 class ActionSpan(Struct, frozen=True):
-    """Where an action lies in a segment: tokens `start` to `end`, of the episode's `step`-th step."""
+    """Where the action of the episode's `step`-th step lies: tokens `start` to `end`."""
 
     step: int
     start: int
