@@ -54,6 +54,8 @@ class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     clip_low: float = 1e-3
     clip_high: float = 1e-3
     dual_clip: float | None = None
+    gate_positive: float = 1.0  # soft_gate: temperature for positive advantages
+    gate_negative: float = 1.05
     clip_bias: Literal["none", "max_one", "one_plus", "norm"] = "none"
     aggregation: Literal["action_mean", "token_mean", "action_sum", "action_sum_norm"] = (
         "action_mean"
@@ -73,6 +75,22 @@ class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     veto: float | None = None  # an action with a token weight below this is dropped
     estr_tau: float | None = None  # entropy-normalised token mask
     m2_threshold: float | None = None  # second-moment token mask
+    reject: Literal[
+        "none",
+        "token_k1",
+        "token_k2",
+        "token_k3",
+        "action_sum_k1",
+        "action_sum_k2",
+        "action_sum_k3",
+        "action_mean_k1",
+        "action_mean_k2",
+        "action_mean_k3",
+        "action_max_k2",
+        "action_max_k3",
+    ] = "none"
+    reject_low: float = 0.5  # k1 only: bounds of the ratio
+    reject_high: float = 2.0  # k1: of the ratio; k2, k3: of the divergence, in nats
 
     # critic
     value_clip: float | None = None
@@ -193,7 +211,9 @@ def describe(algorithm: AlgorithmConfig) -> list[str]:
 
 
 def _credit_line(a: AlgorithmConfig) -> str:
-    parts = [a.credit, f"gamma {a.gamma:g}"]
+    parts = [a.credit]
+    if a.credit not in ("group", "rloo"):
+        parts.append(f"gamma {a.gamma:g}")
     if a.credit in ("action_gae", "token_gae", "vtrace", "gagpo"):
         parts.append(f"lambda {a.lam:g}")
     if a.credit == "brace":
@@ -223,6 +243,9 @@ def _behaviour_line(a: AlgorithmConfig) -> str:
         parts.append(
             f"{a.behaviour_weight} weight, {a.behaviour_beyond} at {floor}{a.behaviour_cap:g}"
         )
+    if a.reject != "none":
+        low = f"{a.reject_low:g}.." if a.reject.endswith("k1") else ""
+        parts.append(f"reject by {a.reject} beyond {low}{a.reject_high:g}")
     for name in ("veto", "estr_tau", "m2_threshold"):
         value = getattr(a, name)
         if value is not None:
@@ -239,7 +262,15 @@ def _range_problem(a: AlgorithmConfig) -> str:
         value = getattr(a, name)
         if not value >= 0.0:
             return f"{name} must not be negative, got {value:g}."
-    for name in ("behaviour_cap", "trace_rho_cap", "trace_c_cap", "length_norm"):
+    for name in (
+        "behaviour_cap",
+        "trace_rho_cap",
+        "trace_c_cap",
+        "length_norm",
+        "reject_low",
+        "gate_positive",
+        "gate_negative",
+    ):
         value = getattr(a, name)
         if not value > 0.0:
             return f"{name} must be positive, got {value:g}."
@@ -251,6 +282,8 @@ def _range_problem(a: AlgorithmConfig) -> str:
         return f"alpha must lie in [0, 1] (product to geometric mean), got {a.alpha:g}."
     if a.dual_clip is not None and not a.dual_clip > 1.0:
         return f"dual_clip must be above 1, got {a.dual_clip:g}."
+    if not a.reject_high > 0.0 or (a.reject.endswith("k1") and a.reject_high <= a.reject_low):
+        return f"reject_high {a.reject_high:g} must be above reject_low {a.reject_low:g}."
     if a.history_length < 0:
         return f"history_length must not be negative, got {a.history_length}."
     return ""
