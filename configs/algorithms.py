@@ -298,6 +298,8 @@ def _combination_problem(a: AlgorithmConfig) -> str:
         return f"dual_clip belongs to clipping 'clip', not {a.clipping!r}."
     if a.clip_bias != "none" and a.clipping != "clip":
         return "clip_bias measures what clipping 'clip' removed; set clipping = 'clip'."
+    if a.clip_bias != "none" and a.ratio == "calibrated" and a.centre:
+        return "clip_bias is measured before mu is known; set centre = false."
     if a.behaviour_floor is not None and a.behaviour_floor >= a.behaviour_cap:
         return (
             f"behaviour_floor {a.behaviour_floor:g} must be below"

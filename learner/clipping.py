@@ -1,6 +1,7 @@
 """From ratios and advantages to the surrogate objective, unit by unit.
 
-U units, each an action or a token. Everything is to be maximised; signs, weights and averages come later.
+U units, each an action or a token. Everything is to be maximised; signs, weights and averages come
+later.
 """
 
 from typing import NamedTuple
