@@ -1,1 +1,1 @@
-"""The wire: records, messages, frames, server side, client side, keys. No torch, no environments."""
+"""The wire: records, messages, frames, server side, client side, keys. No torch."""

@@ -44,7 +44,7 @@ def encode(message: Struct) -> list[Frame]:
                 f"an array of {value.dtype} {list(value.shape)} cannot travel in a message; "
                 "make it a contiguous int32 or float32 vector"
             )
-        frames.append(memoryview(value).cast("B") if value.size else b"")
+        frames.append(value.data.cast("B") if value.size else b"")
         return len(frames) - 2
 
     frames[0] = msgspec.msgpack.Encoder(enc_hook=reference).encode(message)
@@ -66,7 +66,8 @@ def check_size(frames: Sequence[Frame], limits: Limits) -> None:
         )
     if len(frames[0]) > limits.max_header_bytes:
         raise ProtocolError(
-            f"a message header of {len(frames[0])} bytes; at most {limits.max_header_bytes} are taken"
+            f"a message header of {len(frames[0])} bytes; at most {limits.max_header_bytes} "
+            "are taken"
         )
     size = size_of(frames)
     if size > limits.max_message_bytes:
@@ -76,7 +77,7 @@ def check_size(frames: Sequence[Frame], limits: Limits) -> None:
 
 
 class FrameDecoder(Generic[M]):
-    """Reads messages of one union type. Belongs to one thread: it keeps the frames it reads from."""
+    """Reads messages of one union type. For one thread: it keeps what it reads from."""
 
     def __init__(self, kind: Any, limits: Limits) -> None:
         self._limits = limits

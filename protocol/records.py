@@ -25,8 +25,8 @@ class Step(Struct, frozen=True, kw_only=True):
 
     The full sequence of a step is its prompt followed by its action. `keep` is how many leading
     tokens of the previous step's full sequence this step's prompt starts with (0 for the first
-    step); `observation` are the prompt tokens that follow. An append-only dialogue keeps all of it; a
-    prompt that is rebuilt keeps the common prefix. `action` holds sampled tokens only, the stop
+    step); `observation` are the prompt tokens that follow. An append-only dialogue keeps all of it;
+    a prompt that is rebuilt keeps the common prefix. `action` holds sampled tokens only, the stop
     token included when it was sampled.
     """
 

@@ -1,7 +1,7 @@
 """What the values of a message must satisfy beyond their types. L action tokens.
 
-Decoding guarantees types, dtypes and sizes; this module refuses what would later poison a batch or a
-run file: NaN rewards, spans that do not cover the action, numbers no database column holds.
+Decoding guarantees types, dtypes and sizes; this module refuses what would later poison a batch or
+a run file: NaN rewards, spans that do not cover the action, numbers no database column holds.
 """
 
 import math
@@ -55,7 +55,9 @@ def check_step(step: Step) -> None:
     _check_number(where, "index", step.index, 0)
     _check_number(where, "keep", step.keep, 0)
     if step.index == 0 and step.keep != 0:
-        raise ProtocolError(f"{where}: keep is {step.keep}, but nothing comes before the first step")
+        raise ProtocolError(
+            f"{where}: keep is {step.keep}, but nothing comes before the first step"
+        )
     if step.keep + step.observation.size == 0:
         raise ProtocolError(f"{where}: its prompt is empty")
     length = step.action.size  # L
@@ -139,7 +141,9 @@ def _check_per_token(where: str, name: str, values: FloatArray, length: int) -> 
         raise ProtocolError(f"{where}: {name} are not all finite numbers")
 
 
-def _check_vector(where: str, name: str, array: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
+def _check_vector(
+    where: str, name: str, array: NDArray[np.generic], dtype: np.dtype[np.generic]
+) -> None:
     if array.ndim != 1 or array.dtype != dtype:
         raise ProtocolError(
             f"{where}: {name} is {array.dtype} {list(array.shape)}; it has to be a {dtype} vector"

@@ -1,0 +1,225 @@
+"""CURVE keys: their files, who may connect, and when keys are a must. `capo keygen` writes them.
+
+The learner's file holds its own pair and the public keys of the actors it lets in; an actor's file
+holds its own pair and the learner's public key. Both are TOML, readable by their owner only.
+"""
+
+import os
+import stat
+import struct
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+import zmq.utils.z85
+from msgspec import Struct
+
+from capo.protocol.errors import ConfigError
+from capo.protocol.frames import Limits
+from capo.protocol.sockets import Parts, Pump
+
+K = TypeVar("K", "LearnerKeys", "ActorKeys")
+
+LEARNER_FILE = "learner.key"
+ACTOR_SUFFIX = ".key"
+
+
+class LearnerKeys(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="learner"
+):
+    """`actors` are the public keys of those that may connect."""
+
+    public: str
+    secret: str
+    actors: tuple[str, ...]
+
+    def apply(self, socket: "zmq.Socket[bytes]") -> None:
+        socket.curve_server = True
+        socket.curve_publickey = self.public.encode()
+        socket.curve_secretkey = self.secret.encode()
+        socket.zap_domain = b"capo"
+
+    def __repr__(self) -> str:
+        return f"LearnerKeys(public={self.public!r}, {len(self.actors)} actors)"
+
+
+class ActorKeys(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="actor"
+):
+    """`learner` is the public key of the learner this actor trusts."""
+
+    public: str
+    secret: str
+    learner: str
+
+    def apply(self, socket: "zmq.Socket[bytes]") -> None:
+        socket.curve_publickey = self.public.encode()
+        socket.curve_secretkey = self.secret.encode()
+        socket.curve_serverkey = self.learner.encode()
+
+    def __repr__(self) -> str:
+        return f"ActorKeys(public={self.public!r})"
+
+
+def generate(folder: Path, actors: Sequence[str] = ("actor",)) -> list[Path]:
+    """Write `learner.key` and one file for each actor's name into `folder`; return their paths.
+
+    Raises ConfigError if one is there already: a key that is in use is never overwritten.
+    """
+    if not actors or len(set(actors)) < len(actors) or "learner" in actors:
+        raise ConfigError(f"actors need different names, and not 'learner': {', '.join(actors)}")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    public, secret = _new_pair()
+    pairs = {name: _new_pair() for name in actors}
+    files = {
+        folder / LEARNER_FILE: _learner_text(public, secret, [pair[0] for pair in pairs.values()])
+    }
+    for name, (actor_public, actor_secret) in pairs.items():
+        files[folder / f"{name}{ACTOR_SUFFIX}"] = (
+            "# Give this file to one actor, over a safe channel.\n"
+            f'role = "actor"\npublic = "{actor_public}"\nsecret = "{actor_secret}"\n'
+            f'learner = "{public}"\n'
+        )
+    for path in files:
+        if path.exists():
+            raise ConfigError(f"{path} exists; choose another folder, or remove it first")
+    for path, text in files.items():
+        _write_private(path, text)
+    return list(files)
+
+
+def add_actor(folder: Path, name: str) -> Path:
+    """Write a key file for one more actor and let it in, from the learner's next start on."""
+    learner_path = folder / LEARNER_FILE
+    learner = load_learner_keys(learner_path)
+    path = folder / f"{name}{ACTOR_SUFFIX}"
+    if path.exists():
+        raise ConfigError(f"{path} exists; choose another name, or remove it first")
+    public, secret = _new_pair()
+    _write_private(
+        path,
+        "# Give this file to one actor, over a safe channel.\n"
+        f'role = "actor"\npublic = "{public}"\nsecret = "{secret}"\nlearner = "{learner.public}"\n',
+    )
+    staged = learner_path.with_suffix(".new")
+    staged.unlink(missing_ok=True)
+    _write_private(staged, _learner_text(learner.public, learner.secret, [*learner.actors, public]))
+    staged.replace(learner_path)
+    return path
+
+
+def load_learner_keys(path: Path) -> LearnerKeys:
+    """Read a learner's key file; raises ConfigError that says what is wrong with it."""
+    keys = _load(path, LearnerKeys)
+    _check_keys(path, [keys.public, keys.secret, *keys.actors])
+    _check_pair(path, keys.public, keys.secret)
+    return keys
+
+
+def load_actor_keys(path: Path) -> ActorKeys:
+    """Read an actor's key file; raises ConfigError that says what is wrong with it."""
+    keys = _load(path, ActorKeys)
+    _check_keys(path, [keys.public, keys.secret, keys.learner])
+    _check_pair(path, keys.public, keys.secret)
+    return keys
+
+
+def check_bind(address: str, keys: LearnerKeys | None, insecure: bool) -> None:
+    """Raise ConfigError if `address` is open to other machines and nothing guards it."""
+    if keys is None and not insecure and not is_loopback(address):
+        raise ConfigError(
+            f"{address} can be reached from other machines, but there are no keys: make some with "
+            "`capo keygen` and set network.key_file, or set network.insecure = true on a network "
+            "where everyone may be trusted"
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only processes of this machine can reach `address`."""
+    scheme, _, place = address.partition("://")
+    if scheme in ("ipc", "inproc"):
+        return True
+    host = place.rpartition(":")[0].strip("[]")
+    if host in ("localhost", "lo", "::1"):
+        return True
+    numbers = host.split(".")
+    return len(numbers) == 4 and numbers[0] == "127" and all(part.isdigit() for part in numbers)
+
+
+class ZapGate:
+    """Answers libzmq's question who may connect, for all CURVE servers of one context."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        public_keys: Iterable[str],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._allowed = {zmq.utils.z85.decode(key) for key in public_keys}
+        socket = context.socket(zmq.REP)
+        socket.bind("inproc://zeromq.zap.01")
+        self._pump = Pump(socket, Limits(), self._answer, lambda: None, on_failure)
+
+    def close(self) -> None:
+        self._pump.close()
+
+    def _answer(self, request: Parts) -> None:
+        version, request_id = [*request, b"", b""][:2]
+        known = len(request) == 7 and request[5] == b"CURVE" and request[6] in self._allowed
+        status, text = (b"200", b"OK") if known else (b"400", b"this key is not let in")
+        self._pump.send([version, request_id, status, text, b"", b""])
+
+
+def _new_pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def _learner_text(public: str, secret: str, actors: Sequence[str]) -> str:
+    lines = "".join(f'    "{key}",\n' for key in actors)
+    return (
+        "# The learner's; keep it there. Take an actor's line out to shut that actor out.\n"
+        f'role = "learner"\npublic = "{public}"\nsecret = "{secret}"\nactors = [\n{lines}]\n'
+    )
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _load(path: Path, kind: type[K]) -> K:
+    try:
+        mode = path.stat().st_mode
+        content: Any = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the key file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no key file of `capo keygen`: {error}") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(f"{path} can be read by others; run: chmod 600 {path}")
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{path} is no {kind.__struct_config__.tag}'s key file: {error}"
+        ) from None
+
+
+def _check_keys(path: Path, keys: Iterable[str]) -> None:
+    for key in keys:
+        try:
+            valid = len(key) == 40 and len(zmq.utils.z85.decode(key)) == 32
+        except (ValueError, KeyError, struct.error):
+            valid = False
+        if not valid:
+            raise ConfigError(f"{path} holds a key that is not 40 characters of Z85; make it anew")
+
+
+def _check_pair(path: Path, public: str, secret: str) -> None:
+    if zmq.curve_public(secret.encode()).decode() != public:
+        raise ConfigError(f"in {path} the secret key does not belong to the public key")
