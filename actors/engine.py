@@ -8,8 +8,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from capo.protocol.errors import WeightSyncError
 from capo.protocol.messages import GroupForm, UpdateWeights, WeightsReport
 from capo.protocol.records import FloatArray, IntArray, VersionSpan
+
+
+class UnreachableStoreError(WeightSyncError):
+    """The learner's store cannot be reached from this machine: no other member is to blame."""
 
 
 class Sample(Struct, frozen=True, kw_only=True):
