@@ -1,0 +1,64 @@
+"""The learner's data-parallel ranks: joining them, and the sums they share.
+
+One process is a group of one. Several are started by torchrun or DeepSpeed's launcher, whose
+environment variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) say who is who.
+"""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+JOIN_TIMEOUT = timedelta(minutes=10)
+
+
+class Ranks(Struct, frozen=True):
+    """This process's place among the ranks, and the device it computes on."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The element-wise sum over ranks, on every rank; `tensor` itself is overwritten."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def join() -> Ranks:
+    """Joins the process group, or forms one of a single process; again: the group there is."""
+    local_rank = int(os.environ.setdefault("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend, timeout=JOIN_TIMEOUT)
+        else:
+            _form_alone(backend)
+    return Ranks(dist.get_rank(), dist.get_world_size(), device)
+
+
+def _form_alone(backend: str) -> None:
+    """A group of one needs neither an address nor a resolvable host name: loopback is enough."""
+    name = "GLOO_SOCKET_IFNAME"
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    borrowed = loopback is not None and name not in os.environ
+    if borrowed and loopback is not None:
+        os.environ[name] = loopback
+    try:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    finally:
+        if borrowed:  # groups that are formed later may span machines
+            del os.environ[name]
