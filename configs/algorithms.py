@@ -42,6 +42,7 @@ class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     group_weighting: Literal["episode", "action"] = "episode"  # gigpo: what a group averages over
     drop_flat_groups: bool = False  # groups without contrast leave the batch
     step_weight: float = 1.0  # gigpo, g2po: weight of the step-level terms
+    success_reward: float = 1.0  # g2po: what the node after a solved episode is worth
     history_length: int = 2  # hgpo
     history_power: float = 1.0  # hgpo
     whiten: Literal["none", "action", "token"] = "none"

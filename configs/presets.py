@@ -1,4 +1,4 @@
-"""Presets: what each differs in from CAPO's defaults, as plain values of `AlgorithmConfig`'s fields.
+"""Presets: in what each differs from CAPO, as plain values of `AlgorithmConfig`'s fields.
 
 A preset is a composition, so any field can be overridden. Formulas, sources and what we changed:
 docs/algorithms.md.
@@ -117,6 +117,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "estr": {"estr_tau": 0.05},
     "brace": {"credit": "brace", "trace_rho_cap": 1.2, "trace_c_cap": 1.1},
     "vtrace": {"credit": "vtrace"},
-    "g2po": {**_GROUP, "credit": "g2po", "gamma": 0.95},
+    "g2po": {**_GROUP, "credit": "g2po", "gamma": 0.95, "group_std": False},
     "hgpo": {**_GROUP, "credit": "hgpo", "gamma": 0.95},
 }
