@@ -17,7 +17,6 @@ from capo.learner.microbatch import Microbatch
 from capo.learner.minibatches import Minibatch
 from capo.learner.model import CriticModel, PolicyModel
 from capo.learner.objective import (
-    PolicyInputs,
     PolicyLoss,
     Statistics,
     minibatch_statistics,
@@ -25,6 +24,7 @@ from capo.learner.objective import (
     policy_loss,
 )
 from capo.learner.passes import critic_readings
+from capo.learner.policy_inputs import PolicyInputs
 from capo.learner.ranks import Ranks
 from capo.learner.value_loss import value_loss
 

@@ -168,7 +168,8 @@ def _per_action(batch: Batch, readings: Tensor) -> Floats:
     array = _array(readings)
     if len(array) == batch.num_actions:
         return array
-    return array[np.cumsum(batch.lengths) - batch.lengths]
+    first: Floats = array[np.cumsum(batch.lengths) - batch.lengths]
+    return first
 
 
 def _sums(batch: Batch, per_token: NDArray[np.float64]) -> Floats:

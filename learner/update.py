@@ -22,9 +22,9 @@ from capo.learner.engines import TrainEngine
 from capo.learner.episodes import Episode
 from capo.learner.minibatches import Minibatch, plan_minibatches
 from capo.learner.model import CriticModel, PolicyModel
-from capo.learner.objective import PolicyInputs
 from capo.learner.optimizer_steps import CriticStep, critic_step, policy_step
 from capo.learner.passes import Scores, Values, read_values, score
+from capo.learner.policy_inputs import PolicyInputs
 from capo.learner.ranks import Ranks
 from capo.learner.results import UpdateResult
 from capo.learner.schedule import learning_rate

@@ -1,0 +1,230 @@
+"""The learner's compute as one object: policy, critic and reference, and their life on disk.
+
+A saved trainer is complete: loading it and updating gives the same bits as never having stopped.
+Nothing is pickled; weights, moments and settings are safetensors and JSON.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Struct
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from capo.configs.algorithms import needs_critic, needs_reference
+from capo.configs.schema import RunConfig
+from capo.learner.determinism import make_deterministic
+from capo.learner.engines import Model, TrainEngine, gathered, shard_frozen
+from capo.learner.episodes import Episode
+from capo.learner.hf_checkpoint import export
+from capo.learner.microbatch import PlacedSegment, collate
+from capo.learner.model import CriticModel, PolicyModel, Precision, freeze, load_critic, load_policy
+from capo.learner.ranks import join
+from capo.learner.results import UpdateResult
+from capo.learner.segments import ActionSpan, Segment
+from capo.learner.update import Models, run_update
+from capo.protocol.errors import CheckpointError
+from capo.protocol.records import IntArray
+
+FORMAT = 1
+
+
+class TrainerState(Struct, frozen=True, kw_only=True):
+    """`trainer.json` of a checkpoint: what must agree before the tensors are worth reading."""
+
+    format: int
+    version: int
+    zero_stage: int
+    world_size: int
+    has_critic: bool
+    reference_digest: str
+
+
+class Trainer:
+    """One per rank; ranks call every method together. Learning rates follow from `version`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy_dir: Path,
+        *,
+        parameter_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`policy_dir`: the Hugging Face folder where the policy starts and the reference stays.
+
+        The optimizer keeps weights in `parameter_dtype`; computation and exports are in the
+        config's `model.dtype`.
+        """
+        make_deterministic(config.seed)
+        self.version = 0
+        self._config = config
+        self._policy_dir = policy_dir
+        self._ranks = join()
+        self._dtype = getattr(torch, config.model.dtype)
+        exact = config.model.dtype == "float32"
+        self._precision = Precision(parameter_dtype, parameter_dtype if exact else self._dtype)
+        self._models = Models(
+            policy=self._engine(self._load_policy(trained=True)),
+            critic=self._engine(self._load_critic()) if needs_critic(config.algorithm) else None,
+            reference=self._load_reference() if needs_reference(config.algorithm) else None,
+        )
+
+    def update(self, episodes: Sequence[Episode], version: int) -> UpdateResult:
+        """Trains on one batch, from `version` to the next. Every rank is given the same batch.
+
+        Raises ValueError if `version` is not the trainer's, or for episodes that are no training
+        data; nothing has changed then.
+        """
+        if version != self.version:
+            raise ValueError(f"update of version {version}, but the weights are {self.version}")
+        result = run_update(episodes, version, self._models, self._config, self._ranks)
+        self.version = version + 1
+        return result
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's full tensors under their Hugging Face names, in `model.dtype`, tied ones
+        once. A tensor is valid until the next is taken."""
+        for name, tensor in gathered(self._models.policy.model.causal_lm):
+            yield name, tensor.to(self._dtype)
+
+    @torch.no_grad()
+    def logprobs(self, tokens: IntArray | Sequence[int]) -> Tensor:
+        """log p(token | those before it) at temperature 1 for all tokens but the first, float [n-1]
+        on the CPU."""
+        sequence = np.asarray(tokens, dtype=np.int32)
+        if len(sequence) < 2:
+            raise ValueError(f"log-probs need at least 2 tokens, got {len(sequence)}")
+        whole = Segment(sequence, (ActionSpan(0, 1, len(sequence)),))
+        microbatch = collate([PlacedSegment(whole, 0, 0)], self._ranks.device)
+        logprobs, _ = self._models.policy.model(microbatch, 1.0)
+        assert isinstance(logprobs, Tensor)
+        return logprobs.cpu()
+
+    def save(self, folder: Path) -> None:
+        """Writes everything that `load` needs; `policy/` and `critic/` are Hugging Face folders."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.export(folder)
+        for name, engine in self._engines():
+            path = self._state_file(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            tensors = {key: value.cpu().contiguous() for key, value in engine.state().items()}
+            save_file(tensors, path)
+        if self._ranks.rank == 0:
+            state = TrainerState(
+                format=FORMAT,
+                version=self.version,
+                zero_stage=self._config.learner.zero_stage,
+                world_size=self._ranks.world_size,
+                has_critic=self._models.critic is not None,
+                reference_digest=self._reference_digest,
+            )
+            (folder / "trainer.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        self._ranks.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Continues from what `save` wrote.
+
+        Raises CheckpointError for a folder that is torn, or that belongs to another run: another
+        reference policy, number of ranks, ZeRO stage or set of models.
+        """
+        state = self._read_state(folder)
+        try:
+            for name, engine in self._engines():
+                engine.load_state(load_file(self._state_file(folder, name)))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint {folder} cannot be loaded: {error}") from error
+        self.version = state.version
+
+    def export(self, folder: Path) -> None:
+        """Only the Hugging Face folders `policy/` and, if there is one, `critic/`."""
+        write = self._ranks.rank == 0
+        policy = self._models.policy.model.causal_lm
+        export(
+            policy, gathered(policy), self._dtype, self._policy_dir, folder / "policy", write=write
+        )
+        if self._models.critic is not None:
+            critic = self._models.critic.model.classifier
+            export(
+                critic, gathered(critic), self._dtype, self._policy_dir, folder / "critic",
+                write=write,
+            )  # fmt: skip
+
+    def _load_policy(self, *, trained: bool) -> PolicyModel:
+        return load_policy(
+            self._policy_dir,
+            self._precision,
+            self._ranks.device,
+            checkpoint_layers=trained and self._config.learner.gradient_checkpointing,
+        )
+
+    def _load_critic(self) -> CriticModel:
+        path = self._config.model.critic_path
+        return load_critic(
+            Path(path) if path else self._policy_dir,
+            self._precision,
+            self._ranks.device,
+            checkpoint_layers=self._config.learner.gradient_checkpointing,
+        )
+
+    def _load_reference(self) -> PolicyModel:
+        reference = freeze(self._load_policy(trained=False))
+        shard_frozen(reference, self._config.learner.zero_stage)
+        return reference
+
+    def _engine(self, model: Model) -> TrainEngine[Model]:
+        learner = self._config.learner
+        return TrainEngine(
+            model,
+            self._ranks,
+            zero_stage=learner.zero_stage,
+            weight_decay=learner.weight_decay,
+            max_grad_norm=learner.max_grad_norm,
+        )
+
+    def _engines(
+        self,
+    ) -> Iterator[tuple[str, TrainEngine[PolicyModel] | TrainEngine[CriticModel]]]:
+        yield "policy", self._models.policy
+        if self._models.critic is not None:
+            yield "critic", self._models.critic
+
+    def _state_file(self, folder: Path, name: str) -> Path:
+        rank = f"{self._ranks.rank}-of-{self._ranks.world_size}"
+        return folder / "optimizer" / f"{name}-rank-{rank}.safetensors"
+
+    def _read_state(self, folder: Path) -> TrainerState:
+        try:
+            state = msgspec.json.decode((folder / "trainer.json").read_bytes(), type=TrainerState)
+        except (OSError, msgspec.DecodeError) as error:
+            raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
+        here = {
+            "format": FORMAT,
+            "zero_stage": self._config.learner.zero_stage,
+            "world_size": self._ranks.world_size,
+            "has_critic": self._models.critic is not None,
+            "reference_digest": self._reference_digest,
+        }
+        for field, expected in here.items():
+            found = getattr(state, field)
+            if found != expected:
+                raise CheckpointError(
+                    f"the checkpoint {folder} was written with {field}={found}, but this run has "
+                    f"{expected}; resume it with the configuration it was trained with"
+                )
+        return state
+
+    @cached_property
+    def _reference_digest(self) -> str:
+        """Of the folder's weight files: the policy that the KL term and version 0 refer to."""
+        digest = hashlib.sha256()
+        for path in sorted(self._policy_dir.glob("*.safetensors")):
+            with path.open("rb") as file:
+                digest.update(path.name.encode())
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
