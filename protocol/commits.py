@@ -43,7 +43,6 @@ class GroupCommit:
         self._idle = asyncio.Event()
         self._idle.set()
         self.pending_bytes = 0
-        self.num_commits = 0
         self.paused = ""
 
     def add(self, actor_id: str, delivery: Delivery, num_bytes: int) -> None:
@@ -59,7 +58,6 @@ class GroupCommit:
             await self._arrived.wait()
             group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_GROUP))]
             await self._write(group)
-            self.num_commits += 1
             for _ in group:
                 self.pending_bytes -= self._sizes.popleft()
             if not self._waiting:
@@ -69,6 +67,8 @@ class GroupCommit:
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is pending; False when that takes too long or storage is full."""
+        if self.paused:
+            return False
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()

@@ -8,7 +8,7 @@ import os
 import stat
 import struct
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from capo.protocol.errors import ConfigError
 from capo.protocol.frames import Limits
-from capo.protocol.sockets import Parts, Pump
+from capo.protocol.sockets import OnFailure, Parts, Pump
 
 K = TypeVar("K", "LearnerKeys", "ActorKeys")
 
@@ -156,7 +156,7 @@ class ZapGate:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         public_keys: Iterable[str],
-        on_failure: Callable[[Exception], None],
+        on_failure: OnFailure,
     ) -> None:
         self._allowed = {zmq.utils.z85.decode(key) for key in public_keys}
         socket = context.socket(zmq.REP)

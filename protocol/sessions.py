@@ -44,6 +44,8 @@ class Session:
 
         After a restart of the server the run file knows more than we do, hence the maximum.
         """
+        if welcome.window < 1:
+            raise ValueError(f"a Welcome with a window of {welcome.window} deliveries")
         self.identity = identity
         self.gone = False
         self.outgoing.clear()

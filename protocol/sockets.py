@@ -15,6 +15,7 @@ from capo.protocol.frames import Frame, Limits
 BURST = 256  # messages read before the loop gets another turn
 
 Parts = list[bytes]
+OnFailure = Callable[[Exception], None]
 
 
 class Pump:
@@ -31,7 +32,7 @@ class Pump:
         limits: Limits,
         on_message: Callable[[Parts], None],
         on_ready: Callable[[], None],
-        on_failure: Callable[[Exception], None],
+        on_failure: OnFailure,
     ) -> None:
         self._socket = socket
         self._max_parts = limits.max_frames + 2  # a routing id, and one that is too many
