@@ -1,0 +1,302 @@
+"""The writer of a run file: what the actors deliver, and what the learner decides about it.
+
+One connection behind one lock, used from the server's writer thread and from the main thread.
+Readers (`run_reader`) never wait for it. Every method is one transaction: it happens or it does
+not.
+
+Deliveries, updates and evaluations are synced to the disk before the method returns. Leases are
+written before they are sent but not synced: after a power cut the last of them may be unknown, and
+then what their actors deliver is refused, because an episode is accepted from its owner only.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from sqlite3 import Connection
+
+import msgspec
+from msgspec import Struct
+
+from capo.learner import run_database
+from capo.learner.run_ingest import Committed, store
+from capo.learner.run_rows import encode_numbers
+from capo.learner.run_schema import FILE_NAME
+from capo.protocol.errors import ProtocolError, RunFileError
+from capo.protocol.messages import Delivery
+from capo.protocol.records import Lease
+
+Clock = Callable[[], float]
+
+
+class GrantedLease(Struct, frozen=True):
+    """A lease and the actor it goes to. `number` is its place in the order of its purpose."""
+
+    lease: Lease
+    number: int
+    actor_id: str
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """What became of an episode outside of its own records; None leaves a column as it is."""
+
+    episode_id: str
+    lease_status: str | None = None  # playing, lost, unreceived, closed
+    excluded: str | None = None
+
+
+class RunFile:
+    """Use `create` for a new run and `open` to go on with one; close it when the run ends."""
+
+    def __init__(self, path: Path, connection: Connection, descriptor: int, clock: Clock) -> None:
+        self.path = path
+        self._connection = connection
+        self._descriptor = descriptor
+        self._clock = clock
+        self._lock = threading.Lock()
+        with run_database.query(path):
+            self._sequences: dict[str, int] = dict(
+                connection.execute("SELECT actor_id, last_sequence FROM actors")
+            )
+            self._owners: dict[str, str] = dict(
+                connection.execute(
+                    "SELECT episode_id, actor_id FROM leases WHERE status = 'playing'"
+                )
+            )
+
+    @classmethod
+    def create(cls, run_dir: Path, facts: Mapping[str, str], clock: Clock = time.time) -> "RunFile":
+        """A new run. `facts` are the rows of its `run` table: run_id, config, versions, ...
+
+        Raises RunFileError if the folder holds a run already.
+        """
+        path = run_dir / FILE_NAME
+        run_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = run_database.lock(path)
+        try:
+            if path.exists():
+                raise RunFileError(
+                    f"{run_dir} already holds a run: continue it with --resume, or choose another "
+                    f"run_dir."
+                )
+            connection = run_database.create(path)
+            with run_database.transaction(path, connection, synced=True):
+                connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
+            return cls(path, connection, descriptor, clock)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def open(cls, run_dir: Path, clock: Clock = time.time) -> "RunFile":
+        """An existing run, to go on with it. Raises RunFileError if it is missing or damaged."""
+        path = run_dir / FILE_NAME
+        if not path.exists():
+            raise RunFileError(
+                f"{run_dir} holds no run to resume: leave out --resume, or name the right folder."
+            )
+        descriptor = run_database.lock(path)
+        try:
+            return cls(path, run_database.open_writable(path), descriptor, clock)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def close(self) -> None:
+        """Fold the log into the file, so that the run is one file again."""
+        with self._lock:
+            self._connection.close()
+            os.close(self._descriptor)
+
+    # What actors deliver
+
+    def commit(self, deliveries: Sequence[tuple[str, Delivery]]) -> Committed:
+        """Store deliveries of (actor_id, delivery) in order, in one durable transaction.
+
+        What is stored already changes nothing. Raises ProtocolError if an actor's deliveries have a
+        gap, StorageFullError if there is no room; nothing is stored then.
+        """
+        with self._lock:
+            sequences = dict[str, int]()
+            fresh = list[tuple[str, Delivery]]()
+            for actor_id, delivery in deliveries:
+                last = sequences.get(actor_id, self._sequences.get(actor_id, 0))
+                if delivery.sequence <= last:
+                    continue
+                if delivery.sequence != last + 1:
+                    raise ProtocolError(
+                        f"Actor {actor_id} sent delivery {delivery.sequence} after {last}: "
+                        f"restart that actor, deliveries between them are missing."
+                    )
+                sequences[actor_id] = delivery.sequence
+                fresh.append((actor_id, delivery))
+            if not fresh:
+                return Committed()
+            with run_database.transaction(self.path, self._connection, synced=True):
+                committed = store(self._connection, self._owners, fresh, self._clock())
+            self._sequences.update(sequences)
+            for ended in committed.ended:
+                self._owners.pop(ended.episode_id, None)
+            return committed
+
+    def last_sequence(self, actor_id: str) -> int:
+        """The last delivery of this actor that is stored; 0 = none."""
+        return self._sequences.get(actor_id, 0)
+
+    def actor_seen(self, actor_id: str, name: str) -> None:
+        now = self._clock()
+        with self._transaction(synced=False) as connection:
+            connection.execute(
+                "INSERT INTO actors VALUES (?, ?, 0, ?, ?) ON CONFLICT (actor_id) DO UPDATE "
+                "SET name = excluded.name, last_seen = excluded.last_seen",
+                (actor_id, name, now, now),
+            )
+
+    # What the scheduler decides
+
+    def record_leases(self, granted: Sequence[GrantedLease], notes: Sequence[Note] = ()) -> None:
+        """Remember who plays what, and what became of episodes, before anybody is told."""
+        now = self._clock()
+        with self._transaction(synced=False) as connection:
+            connection.executemany(
+                "INSERT OR IGNORE INTO tasks VALUES (?, ?)",
+                [(grant.lease.task.id, grant.lease.task.payload) for grant in granted],
+            )
+            connection.executemany(
+                "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?,?,?,?,'playing',?,NULL)",
+                [_lease_row(grant, now) for grant in granted],
+            )
+            _apply_notes(connection, notes, now)
+        self._owners.update({grant.lease.episode_id: grant.actor_id for grant in granted})
+
+    def begin_update(
+        self, version: int, episode_ids: Sequence[str], notes: Sequence[Note] = ()
+    ) -> None:
+        """The update that starts from policy `version` takes these episodes, in this order.
+
+        Taking the same again (after a crash) is no change; taking others raises RunFileError.
+        """
+        now = self._clock()
+        encoded = msgspec.json.encode(list(episode_ids)).decode()
+        with self._transaction(synced=True) as connection:
+            for (recorded,) in connection.execute(
+                "SELECT episode_ids FROM updates WHERE version = ?", (version,)
+            ).fetchall():
+                if recorded != encoded:
+                    raise RunFileError(
+                        f"Update {version} of {self.path} already took other episodes: resume the "
+                        f"run from a checkpoint instead of starting it again."
+                    )
+            connection.execute(
+                "INSERT INTO updates VALUES (?, 'taken', ?, '{}', '{}', NULL, ?, NULL) "
+                "ON CONFLICT (version) DO UPDATE SET status = 'taken'",
+                (version, encoded, now),
+            )
+            connection.executemany(
+                "UPDATE episodes SET consumed_by = ? WHERE episode_id = ?",
+                [(version, episode_id) for episode_id in episode_ids],
+            )
+            _apply_notes(connection, notes, now)
+
+    def finish_update(
+        self,
+        version: int,
+        *,
+        seeds: Mapping[str, int],
+        metrics: Mapping[str, float],
+        result: bytes,
+    ) -> None:
+        """The update is done. `result` is what a replay must reproduce (learner/results.py)."""
+        with self._transaction(synced=True) as connection:
+            cursor = connection.execute(
+                "UPDATE updates SET status = 'done', seeds = ?, metrics = ?, result = ?, "
+                "done_at = ? WHERE version = ?",
+                (
+                    msgspec.json.encode(dict(seeds)).decode(),
+                    encode_numbers(dict(metrics)),
+                    result,
+                    self._clock(),
+                    version,
+                ),
+            )
+            if cursor.rowcount != 1:
+                raise ValueError(f"update {version} was never begun")
+
+    def record_weights(self, version: int, folder: str, digest: str) -> None:
+        """The checkpoint of a policy version; `folder` is relative to the run's."""
+        with self._transaction(synced=True) as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO weights VALUES (?, ?, ?, ?)",
+                (version, folder, digest, self._clock()),
+            )
+
+    def begin_evaluation(self, version: int, modes: Sequence[str], task_ids: Sequence[str]) -> int:
+        """The number of a new evaluation."""
+        with self._transaction(synced=True) as connection:
+            cursor = connection.execute(
+                "INSERT INTO evaluations VALUES (NULL, ?, ?, ?, ?, NULL, '{}')",
+                (
+                    version,
+                    msgspec.json.encode(list(modes)).decode(),
+                    msgspec.json.encode(list(task_ids)).decode(),
+                    self._clock(),
+                ),
+            )
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid
+
+    def finish_evaluation(self, number: int, results: bytes) -> None:
+        """`results` is a JSON object by mode."""
+        with self._transaction(synced=True) as connection:
+            connection.execute(
+                "UPDATE evaluations SET results = ?, finished_at = ? WHERE number = ?",
+                (results.decode(), self._clock(), number),
+            )
+
+    def set_facts(self, facts: Mapping[str, str]) -> None:
+        """Add or replace rows of the `run` table."""
+        with self._transaction(synced=True) as connection:
+            connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", list(facts.items()))
+
+    @contextlib.contextmanager
+    def _transaction(self, *, synced: bool) -> Iterator[Connection]:
+        with (
+            self._lock,
+            run_database.transaction(self.path, self._connection, synced=synced) as connection,
+        ):
+            yield connection
+
+
+def _lease_row(grant: GrantedLease, now: float) -> tuple[str | int | float, ...]:
+    lease = grant.lease
+    return (
+        lease.episode_id,
+        lease.lease_id,
+        lease.attempt,
+        grant.number,
+        lease.task.id,
+        lease.group_id,
+        lease.member,
+        lease.purpose.value,
+        lease.seed,
+        lease.policy_version,
+        grant.actor_id,
+        now,
+    )
+
+
+def _apply_notes(connection: Connection, notes: Sequence[Note], now: float) -> None:
+    for note in notes:
+        if note.lease_status is not None:
+            ended_at = None if note.lease_status == "playing" else now
+            connection.execute(
+                "UPDATE leases SET status = ?, ended_at = ? WHERE episode_id = ?",
+                (note.lease_status, ended_at, note.episode_id),
+            )
+        if note.excluded is not None:
+            connection.execute(
+                "UPDATE episodes SET excluded = ? WHERE episode_id = ?",
+                (note.excluded, note.episode_id),
+            )

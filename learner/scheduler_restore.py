@@ -1,0 +1,170 @@
+"""The scheduler's state, derived from a run file alone: what was granted, ended and consumed.
+
+Derived by the rules that the scheduler applies while it runs, so nothing here depends on a last
+word that a crash may have prevented.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from capo.learner.lease_book import Attempt, Group, Slot
+from capo.learner.lease_order import LeaseOrder, LeasePlan
+from capo.learner.run_ingest import EndedEpisode
+from capo.learner.run_reader import EpisodeRow, EvaluationRow, RunReader
+from capo.protocol.errors import RunFileError
+from capo.protocol.records import EpisodeStatus, Purpose
+
+
+@dataclass
+class PastEvaluations:
+    """Evaluations of before a crash: their rows, and attempts and endings by lease id."""
+
+    rows: list[EvaluationRow] = field(default_factory=list)
+    attempts: dict[str, list[Attempt]] = field(default_factory=dict)
+    ended: dict[str, EndedEpisode] = field(default_factory=dict)
+
+    def find(self, version: int, modes: Sequence[str], task_ids: Sequence[str]) -> int | None:
+        """The number of the evaluation of this version, in these modes, on these tasks."""
+        for row in self.rows:
+            if (row.version, row.modes, row.task_ids) == (version, tuple(modes), tuple(task_ids)):
+                return row.number
+        return None
+
+    def slot(self, plan: LeasePlan) -> Slot:
+        """An evaluation's lease with what became of it so far."""
+        return Slot(plan, self.attempts.get(plan.lease_id, []), ended=self.ended.get(plan.lease_id))
+
+
+@dataclass
+class RestoredState:
+    """`ready` are the whole groups among `groups`, first finished first. `orphans` are episodes that
+    belong to no open group, though a crash came before that was written down."""
+
+    tasks_digest: str
+    batches: int
+    next_group: int
+    groups: list[Group]
+    ready: list[Group]
+    retake: dict[int, tuple[str, ...]]
+    evaluations: PastEvaluations
+    orphans: list[str]
+
+
+def load(
+    path: Path,
+    order: LeaseOrder,
+    group_size: int,
+    max_attempts: int,
+    version: int,
+    now: float,
+) -> RestoredState:
+    """Read the state of a run whose policy is at `version`."""
+    with RunReader(path) as reader:
+        tasks_digest = reader.facts().get("train_tasks", "")
+        lease_rows = reader.leases()
+        episode_rows = {row.episode_id: row for row in reader.episodes()}
+        updates = reader.updates()
+        evaluation_rows = reader.evaluations()
+    retake = {row.version: row.episode_ids for row in updates if row.version >= version}
+    if sorted(retake) != list(range(version, version + len(retake))):
+        raise RunFileError(
+            f"{path} records no update {version} but later ones: resume from an earlier checkpoint."
+        )
+    attempts = defaultdict[str, list[Attempt]](list)
+    ended = dict[str, EndedEpisode]()
+    for lease in sorted(lease_rows, key=lambda row: row.attempt):
+        attempts[lease.lease_id].append(
+            Attempt(lease.episode_id, lease.actor_id, lease.status, now)
+        )
+        episode = episode_rows.get(lease.episode_id)
+        if episode is not None:
+            ended[lease.lease_id] = _ended(episode)
+        else:
+            ended.pop(lease.lease_id, None)  # an older attempt does not count any more
+    numbers = [row.number for row in lease_rows if row.purpose == Purpose.TRAIN]
+    next_group = max(numbers) // group_size + 1 if numbers else 0
+    consumed = {row.lease_id for row in episode_rows.values() if row.consumed_by is not None}
+    groups = [
+        group
+        for index in range(next_group)
+        if (group := _group(order, index, attempts, ended, consumed, max_attempts)) is not None
+    ]
+    finished_at = {
+        group.group_id: max(
+            episode_rows[slot.ended.episode_id].arrival
+            for slot in group.slots
+            if slot.ended is not None
+        )
+        for group in groups
+        if group.whole
+    }
+    wanted = {
+        slot.ended.episode_id for group in groups for slot in group.slots if slot.ended is not None
+    }
+    return RestoredState(
+        tasks_digest=tasks_digest,
+        batches=max((row.version + 1 for row in updates), default=0),
+        next_group=next_group,
+        groups=groups,
+        ready=sorted(
+            (group for group in groups if group.whole),
+            key=lambda group: finished_at[group.group_id],
+        ),
+        retake=retake,
+        evaluations=PastEvaluations(
+            evaluation_rows,
+            {lease_id: tries for lease_id, tries in attempts.items() if lease_id[0] == "e"},
+            {lease_id: end for lease_id, end in ended.items() if not end.excluded},
+        ),
+        orphans=[
+            row.episode_id
+            for row in episode_rows.values()
+            if row.purpose == Purpose.TRAIN
+            and row.consumed_by is None
+            and not row.excluded
+            and row.episode_id not in wanted
+        ],
+    )
+
+
+def _group(
+    order: LeaseOrder,
+    index: int,
+    attempts: dict[str, list[Attempt]],
+    ended: dict[str, EndedEpisode],
+    consumed: set[str],
+    max_attempts: int,
+) -> Group | None:
+    """The group if it is still open: neither consumed, nor dropped, nor to be given up."""
+    plans = order.group(index)
+    slots = [Slot(plan, attempts.get(plan.lease_id, [])) for plan in plans]
+    group = Group(plans[0].group_id, slots)
+    for slot in slots:
+        lease_id = slot.plan.lease_id
+        end = ended.get(lease_id)
+        if lease_id in consumed or (end is not None and end.excluded in ("stale", "group")):
+            return None
+        if end is not None and not end.excluded:
+            slot.ended = end
+    return None if group.given_up(max_attempts) else group
+
+
+def _ended(row: EpisodeRow) -> EndedEpisode:
+    return EndedEpisode(
+        episode_id=row.episode_id,
+        lease_id=row.lease_id,
+        attempt=row.attempt,
+        actor_id=row.actor_id,
+        purpose=row.purpose,
+        status=EpisodeStatus(row.status),
+        outcome=row.outcome,
+        episode_return=row.episode_return,
+        num_steps=row.num_steps,
+        num_action_tokens=row.num_action_tokens,
+        min_version=row.min_version,
+        max_version=row.max_version,
+        excluded=row.excluded,
+        error=row.error,
+    )
