@@ -211,7 +211,5 @@ def _initialize(
         "gradient_accumulation_steps": 1,  # the boundary is set by hand
         "zero_allow_untested_optimizer": True,
     }
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=defaults | config, dist_init_required=True
-    )
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=defaults | config)
     return engine

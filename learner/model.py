@@ -6,6 +6,8 @@ so that a DeepSpeed engine can wrap the module whatever it shards. Parameters ar
 run in that one under autocast.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ class PolicyModel(nn.Module):
     def forward(
         self, microbatch: Microbatch, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs of the trained tokens under softmax(logits / temperature), [n], at least float32.
+        """Log-probs [n] of the trained tokens under softmax(logits / temperature), float32 or wider.
 
         Second comes the entropy of the same distributions [n], without gradient, if asked for.
         """
@@ -110,7 +112,8 @@ def load_policy(
     checkpoint_layers: bool = False,
 ) -> PolicyModel:
     """The policy in a Hugging Face folder."""
-    model = AutoModelForCausalLM.from_pretrained(folder, **_arguments(precision, device))
+    with _quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, **_arguments(precision, device))
     if checkpoint_layers:
         _checkpoint_layers(model)
     return PolicyModel(model.to(device), precision)
@@ -128,13 +131,9 @@ def load_critic(
     A backbone without a value head gets one of zeros, so that every value starts at 0.
     """
     arguments = _arguments(precision, device)
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # it would report the missing head
-    try:
+    with _quiet():
         architectures = AutoConfig.from_pretrained(folder).architectures or []
         model = AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, **arguments)
-    finally:
-        transformers_logging.set_verbosity(verbosity)
     if not any(name.endswith("ForTokenClassification") for name in architectures):
         nn.init.zeros_(model.score.weight)
         nn.init.zeros_(model.score.bias)
@@ -175,6 +174,21 @@ def _last_hidden(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
     )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars and without the report that a backbone has no value head."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def _arguments(precision: Precision, device: torch.device) -> dict[str, Any]:
