@@ -1,0 +1,259 @@
+"""The main thread of a learner: take a batch, update, bring the weights to the engines, record.
+
+Owns the order of these and nothing else: what to play is the scheduler's, what an update is the
+trainer's, who has which weights the service's. Every wait can be interrupted by `stop` and lets
+actors that just came have the current weights.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from capo.configs.schema import EvaluationConfig, RunConfig
+from capo.learner import results
+from capo.learner.checkpoint import Checkpoints
+from capo.learner.evaluation_round import ModeResult
+from capo.learner.metrics_log import MetricsLog
+from capo.learner.run_file import RunFile
+from capo.learner.run_reader import RunReader
+from capo.learner.scheduler import Scheduler
+from capo.learner.scheduler_status import Batch
+from capo.learner.seeds import derive_seed
+from capo.learner.service import Service
+from capo.learner.trainer import Trainer
+from capo.learner.weights import BroadcastReport, WeightBroadcaster
+from capo.protocol.errors import StorageFullError
+from capo.protocol.records import FloatArray, IntArray, Task
+
+Result = TypeVar("Result")
+
+POLL_S = 0.2
+DISK_RETRY_S = 2.0
+
+
+class Observer(Protocol):
+    """Who is told what happens; the launcher shows it to people."""
+
+    def note(self, text: str) -> None: ...
+
+    def waiting(self, text: str) -> None: ...
+
+    def update(self, version: int, metrics: Mapping[str, float]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a loop works with; all of it is open and running."""
+
+    config: RunConfig
+    trainer: Trainer
+    scheduler: Scheduler
+    service: Service
+    broadcaster: WeightBroadcaster
+    run_file: RunFile
+    reader: RunReader
+    checkpoints: Checkpoints
+    metrics_log: MetricsLog
+    observer: Observer
+    stop: threading.Event
+    clock: Callable[[], float] = field(default=time.monotonic)
+
+
+class Stopped(Exception):
+    """Somebody asked the run to end; what is in progress was finished."""
+
+
+class Loop:
+    """`train` runs updates until the configured number; `evaluate` plays held-out tasks."""
+
+    def __init__(self, parts: Parts, vocabulary_size: int) -> None:
+        self._parts = parts
+        self._probe = probe_tokens(parts.config, vocabulary_size)
+        self._probe_logprobs: tuple[int, FloatArray] | None = None
+        self._last_update_at = parts.clock()
+
+    def train(self, evaluate: Callable[[int], None]) -> None:
+        """Run all remaining updates; `evaluate(version)` is called when an evaluation is due.
+
+        Raises Stopped when asked to stop, after a checkpoint of the last finished update.
+        """
+        parts = self._parts
+        total, every = parts.config.updates, parts.config.evaluation.every
+        try:
+            while parts.trainer.version < total:
+                version = parts.trainer.version
+                batch = self._wait(
+                    lambda: parts.scheduler.take_batch(POLL_S), f"batch of version {version}"
+                )
+                self._update(batch)
+                if parts.trainer.version % parts.config.checkpoint.every == 0:
+                    self.checkpoint()
+                if every and parts.trainer.version % every == 0 and parts.trainer.version < total:
+                    evaluate(parts.trainer.version)
+        finally:
+            if parts.trainer.version not in parts.checkpoints.versions():
+                self.checkpoint()
+
+    def evaluate(self, tasks: Sequence[Task], config: EvaluationConfig) -> dict[str, ModeResult]:
+        """Success per mode over `tasks` with the current weights; training waits meanwhile."""
+        parts = self._parts
+        parts.scheduler.start_evaluation(tasks, config.modes)
+        parts.service.deal()
+        return self._wait(
+            lambda: parts.scheduler.wait_evaluation(POLL_S),
+            f"{len(tasks) * len(config.modes)} evaluation games",
+        )
+
+    def checkpoint(self) -> None:
+        """Save everything; a full disk makes the run wait for room, nothing is lost by it."""
+        parts = self._parts
+        version = parts.trainer.version
+        saved = self._with_room(lambda: parts.checkpoints.save(version, parts.trainer.save))
+        self._with_room(
+            lambda: parts.run_file.record_weights(version, saved.folder.name, saved.digest)
+        )
+
+    def _update(self, batch: Batch) -> None:
+        parts, clock = self._parts, self._parts.clock
+        started = clock()
+        result = parts.trainer.update(parts.reader.episodes(batch.episode_ids), batch.version)
+        updated = clock()
+        version = parts.trainer.version
+        broadcast = None if batch.again else self._broadcast(parts.service.ready_actors())
+        synced = clock()
+        now = clock()
+        metrics = {
+            **result.metrics,
+            **{f"time/{phase}_s": seconds for phase, seconds in result.phases.items()},
+            "time/wait_s": batch.waited_s,
+            "time/update_s": updated - started,
+            "time/sync_s": synced - updated,
+            "system/tokens_per_s": result.metrics["batch/trained_tokens"]
+            / max(now - self._last_update_at, 1e-9),
+            **_staleness_metrics(batch),
+            **_sync_metrics(broadcast),
+            **self._actor_metrics(),
+        }
+        self._last_update_at = now
+        self._with_room(
+            lambda: parts.run_file.finish_update(
+                batch.version,
+                seeds={"minibatches": derive_seed(parts.config.seed, "minibatches", batch.version)},
+                metrics=metrics,
+                result=results.encode(result),
+            )
+        )
+        parts.scheduler.version_advanced(version)
+        parts.service.announce(version)
+        parts.service.deal()
+        parts.metrics_log.write(version, metrics)
+        parts.observer.update(version, metrics)
+
+    def _wait(self, step: Callable[[], Result | None], what: str) -> Result:
+        parts = self._parts
+        while True:
+            if parts.stop.is_set():
+                raise Stopped
+            parts.service.check()
+            newcomers = parts.service.ready_actors(without_version=parts.trainer.version)
+            if newcomers:
+                self._broadcast(newcomers)
+                parts.service.deal()
+            outcome = self._with_room(step)
+            if outcome is not None:
+                return outcome
+            parts.observer.waiting(self._who_waits(what))
+
+    def _broadcast(self, members: Sequence[str]) -> BroadcastReport:
+        parts = self._parts
+        version = parts.trainer.version
+        if members and (self._probe_logprobs is None or self._probe_logprobs[0] != version):
+            logprobs = parts.trainer.logprobs(self._probe).numpy().astype(np.float32)
+            self._probe_logprobs = (version, logprobs)
+        expected = self._probe_logprobs[1] if self._probe_logprobs else np.empty(0, np.float32)
+        report = parts.broadcaster.broadcast(
+            version, parts.trainer.weights(), members, self._probe, expected
+        )
+        parts.service.weights_arrived(report)
+        return report
+
+    def _with_room(self, work: Callable[[], Result]) -> Result:
+        """Do `work`; while the disk is full, say so and wait for room. A stop still stops."""
+        parts = self._parts
+        told = False
+        while True:
+            try:
+                outcome = work()
+            except StorageFullError as error:
+                if not told:
+                    parts.observer.note(f"The run waits for room on the disk: {error}")
+                    parts.service.announce(parts.trainer.version, paused=str(error))
+                    told = True
+                if parts.stop.wait(DISK_RETRY_S):
+                    raise
+                continue
+            if told:
+                parts.observer.note("There is room on the disk again; the run goes on.")
+                parts.service.announce(parts.trainer.version)
+            return outcome
+
+    def _who_waits(self, what: str) -> str:
+        status = self._parts.scheduler.status()
+        actors = self._parts.service.actors()
+        if not actors:
+            return f"learner waits for the {what}: no actor is connected"
+        if not any(actor.ready for actor in actors):
+            names = ", ".join(actor.name for actor in actors)
+            return f"learner waits for the {what}: the engine of {names} starts"
+        playing = sum(status.playing.values())
+        done = (
+            f"{status.evaluation_done} of {status.evaluation_total} games played"
+            if status.evaluation_total
+            else f"{status.buffered} episodes ready"
+        )
+        return f"learner waits for the {what}: {done}, {playing} played by {len(actors)} actor(s)"
+
+    def _actor_metrics(self) -> dict[str, float]:
+        actors = self._parts.service.actors()
+        busy = [one.metrics["busy_fraction"] for one in actors if "busy_fraction" in one.metrics]
+        return {
+            "actors/connected": float(len(actors)),
+            "actors/playing": float(sum(one.playing for one in actors)),
+            **({"actors/busy_fraction": sum(busy) / len(busy)} if busy else {}),
+        }
+
+
+def probe_tokens(config: RunConfig, vocabulary_size: int) -> IntArray:
+    """The sequence whose log-probs prove that an engine has the weights: int32 [n], fixed per run."""
+    length = min(config.weight_sync.probe_tokens, config.model.max_length - 1)
+    generator = np.random.default_rng(derive_seed(config.seed, "probe"))
+    return generator.integers(0, vocabulary_size, length).astype(np.int32)
+
+
+def _staleness_metrics(batch: Batch) -> dict[str, float]:
+    tokens = np.array(batch.stale_tokens, dtype=np.float64)
+    if not len(tokens):
+        return {"staleness/discarded": 0.0}
+    return {
+        "staleness/discarded": float(len(tokens)),
+        "staleness/discarded_tokens_mean": float(tokens.mean()),
+        "staleness/discarded_tokens_max": float(tokens.max()),
+    }
+
+
+def _sync_metrics(report: BroadcastReport | None) -> dict[str, float]:
+    if report is None or not report.updated:
+        return {}
+    return {
+        "sync/engines": float(len(report.updated)),
+        "sync/dropped": float(len(report.dropped)),
+        "sync/bytes": float(report.num_bytes),
+        "sync/form_s": report.form_s,
+        "sync/transfer_s": report.transfer_s,
+        "sync/pause_s_max": max(member.pause_s for member in report.updated),
+        "sync/probe_gap_max": max(member.probe_gap for member in report.updated),
+    }
