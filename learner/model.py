@@ -64,7 +64,7 @@ class PolicyModel(nn.Module):
     def forward(
         self, microbatch: Microbatch, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [n] of the trained tokens under softmax(logits / temperature), float32 or wider.
+        """[n] log-probs of trained tokens under softmax(logits / temperature), at least float32.
 
         Second comes the entropy of the same distributions [n], without gradient, if asked for.
         """
