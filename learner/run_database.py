@@ -19,8 +19,8 @@ from pathlib import Path
 from capo.learner.run_schema import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, TABLES
 from capo.protocol.errors import RunFileError, StorageFullError
 
-PAGE_BYTES = 16384  # a step of ~1,500 prompt tokens fits a page; measured against 4k, 8k and 64k
-CHECKPOINT_PAGES = 1024  # of the log, before it is folded into the database
+PAGE_BYTES = 16384  # a step of ~1,500 prompt tokens fits; measured with benchmarks/ingest.py
+CHECKPOINT_PAGES = 4096  # of the log, before it is folded into the database: 64 MiB
 FULL_DISK_BYTES = 1 << 20  # an I/O error with less room than this is a full disk
 
 

@@ -39,8 +39,8 @@ class PastEvaluations:
 
 @dataclass
 class RestoredState:
-    """`ready` are the whole groups among `groups`, first finished first. `orphans` are episodes that
-    belong to no open group, though a crash came before that was written down."""
+    """`ready` are the whole groups among `groups`, first finished first. `orphans` are episodes of
+    no open group, where a crash came before that was written down."""
 
     tasks_digest: str
     batches: int
