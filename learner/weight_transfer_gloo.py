@@ -64,8 +64,15 @@ class GlooTransport:
         options._devices = [c10d.ProcessGroupGloo.create_device(hostname=self._host)]
         options._timeout = timedelta(seconds=timeout_s)
         options._threads = 1
-        store = c10d.PrefixStore(f"epoch{epoch}", self._store)
         try:
+            # A connection of its own: one that waits in vain must not hold up the next group.
+            connection = c10d.TCPStore(
+                *self.endpoint(),
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=timeout_s),
+            )
+            store = c10d.PrefixStore(f"epoch{epoch}", connection)
             group = c10d.ProcessGroupGloo(store, 0, world_size, options)
         except RuntimeError as error:
             raise WeightSyncError(

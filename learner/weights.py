@@ -296,18 +296,24 @@ class WeightBroadcaster:
         for actor in members:
             self._send(actor, update)
         timeout_s = self._limits.transfer_timeout_s
+        deadline = self._clock() + timeout_s + GRACE_S
         own = self._start(lambda: self._transport.send(update.bucket_bytes, timeout_s))
+
+        def all_told() -> bool:
+            return all(actor in self._reports or actor in self._lost for actor in members)
+
         self._wait(
             lambda: (
-                any(actor in self._lost for actor in members)
-                or own.error != ""
-                or (own.done and all(actor in self._reports for actor in members))
+                own.error != ""
+                or any(actor in self._lost for actor in members)
+                or (own.done and all_told())
             ),
-            timeout_s + GRACE_S,
+            deadline - self._clock(),
         )
         if own.error:
-            self._transport.abort()  # so that nobody waits for pieces that will not come
-            self._wait(lambda: all(a in self._reports or a in self._lost for a in members), GRACE_S)
+            # Nobody shall wait for pieces that will not come; who then still says nothing is dead.
+            self._transport.abort()
+            self._wait(all_told, deadline - self._clock())
         with self._changed:
             lost = {actor: self._lost[actor] for actor in members if actor in self._lost}
             reports = dict(self._reports)
@@ -319,8 +325,8 @@ class WeightBroadcaster:
             if actor in lost:
                 continue
             if report is None:
-                if lost or own.error:
-                    broke_off[actor] = own.error or "another member was lost in the transfer"
+                if lost:
+                    broke_off[actor] = "another member was lost in the transfer"
                 else:
                     failed[actor] = f"did not report on the weights within {timeout_s:g} s"
             elif report.error and report.broke_off:
