@@ -11,9 +11,11 @@ from typing import Any, get_args
 
 import msgspec
 
-from capo.configs.algorithms import AlgorithmConfig, resolve
+from capo.configs.algorithms import AlgorithmConfig, needs_entropy, needs_groups, resolve
 from capo.configs.schema import RunConfig
 from capo.configs.validate import problems
+
+GROUP_SIZE = 8  # of group methods, where the file does not say (paper, section 4.1)
 
 
 class InvalidConfigError(ValueError):
@@ -44,15 +46,9 @@ def from_raw(raw: dict[str, Any], origin: str) -> RunConfig:
     """Turn a nested dict as TOML gives it into a validated RunConfig. `origin` names it in errors."""
     raw = dict(raw)
     algorithm = raw.pop("algorithm", "capo")
-    if isinstance(algorithm, str):
-        algorithm = {"preset": algorithm}
-    if isinstance(algorithm, Mapping) and "preset" in algorithm or algorithm == {}:
-        _refuse_unknown_keys({k: v for k, v in algorithm.items() if k != "clip"},
-                             AlgorithmConfig, "algorithm", origin)
     _refuse_unknown_keys(raw, RunConfig, "", origin)
     try:
-        config = msgspec.convert(raw, RunConfig)
-        config = msgspec.structs.replace(config, algorithm=resolve(algorithm))
+        config = _fill_in(msgspec.convert(raw, RunConfig), resolve(algorithm))
     except msgspec.ValidationError as error:
         raise InvalidConfigError(f"{origin}: {_plain(str(error))}") from error
     except ValueError as error:
@@ -61,6 +57,19 @@ def from_raw(raw: dict[str, Any], origin: str) -> RunConfig:
     if found:
         raise InvalidConfigError(f"{origin}: {found[0]}")
     return config
+
+
+def _fill_in(config: RunConfig, algorithm: AlgorithmConfig) -> RunConfig:
+    """With the resolved algorithm, and with what it decides where the file left it open."""
+    scheduler, rollout = config.scheduler, config.rollout
+    if scheduler.group_size == 0:
+        size = GROUP_SIZE if needs_groups(algorithm) else 1
+        scheduler = msgspec.structs.replace(scheduler, group_size=size)
+    if needs_entropy(algorithm):
+        rollout = msgspec.structs.replace(rollout, record_entropy=True)
+    return msgspec.structs.replace(
+        config, algorithm=algorithm, scheduler=scheduler, rollout=rollout
+    )
 
 
 def find(path: str | Path) -> Path:
@@ -82,7 +91,9 @@ def apply_override(raw: dict[str, Any], assignment: str) -> None:
     key, separator, text = assignment.partition("=")
     parts = key.strip().split(".")
     if not separator or not all(parts):
-        raise InvalidConfigError(f"--set takes KEY=VALUE, as in learner.policy_lr=1e-6; got {assignment!r}.")
+        raise InvalidConfigError(
+            f"--set takes KEY=VALUE, as in learner.policy_lr=1e-6; got {assignment!r}."
+        )
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
@@ -120,7 +131,9 @@ def _refuse_unknown_keys(raw: Mapping[str, Any], struct: Any, prefix: str, origi
     for key, value in raw.items():
         name = f"{prefix}.{key}" if prefix else key
         if key not in fields:
-            raise InvalidConfigError(f"{origin}: unknown key {name!r}; {nearest(key, list(fields))}")
+            raise InvalidConfigError(
+                f"{origin}: unknown key {name!r}; {nearest(key, list(fields))}"
+            )
         inner = _struct_of(fields[key])
         if inner is not None and isinstance(value, Mapping):
             _refuse_unknown_keys(value, inner, name, origin)

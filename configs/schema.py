@@ -88,7 +88,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Who plays what, and how old it may be. `max_staleness` 0 is a synchronous run."""
 
     max_staleness: int = 1
-    group_size: int = 1  # episodes of one task that belong together
+    group_size: int = 0  # episodes of one task that belong together; 0 = 8 if the method needs it
     max_attempts: int = 3  # times one lease is played before it is given up and counted
     max_error_fraction: float = 0.5  # of the last `error_window` episodes, then the run stops
     error_window: int = 256

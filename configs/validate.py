@@ -5,24 +5,51 @@ from collections.abc import Iterator
 
 import msgspec
 
+from capo.configs.algorithms import needs_groups
 from capo.configs.schema import RunConfig
 
-_POSITIVE = (
-    "learner.batch_episodes learner.minibatches learner.epochs learner.token_budget "
-    "learner.policy_lr learner.critic_lr learner.max_grad_norm "
-    "rollout.temperature rollout.max_action_tokens rollout.concurrency rollout.env_timeout_s "
-    "rollout.engine_timeout_s rollout.kv_cache_gib rollout.tensor_parallel_size "
-    "scheduler.group_size scheduler.max_attempts scheduler.error_window "
-    "weight_sync.bucket_mib weight_sync.join_timeout_s weight_sync.transfer_timeout_s "
-    "checkpoint.every checkpoint.keep_last network.heartbeat_s network.dead_after_s "
-    "network.window network.max_message_mib model.max_length"
-).split()
-_NOT_NEGATIVE = (
-    "updates seed actors learner.policy_warmup_steps learner.policy_final_lr_factor "
-    "learner.weight_decay scheduler.max_staleness evaluation.games evaluation.every "
-    "weight_sync.probe_tolerance"
-).split()
-_FRACTION = "scheduler.max_error_fraction rollout.gpu_memory_utilization".split()
+_POSITIVE = [
+    "learner.batch_episodes",
+    "learner.minibatches",
+    "learner.epochs",
+    "learner.token_budget",
+    "learner.policy_lr",
+    "learner.critic_lr",
+    "learner.max_grad_norm",
+    "rollout.temperature",
+    "rollout.max_action_tokens",
+    "rollout.concurrency",
+    "rollout.env_timeout_s",
+    "rollout.engine_timeout_s",
+    "rollout.kv_cache_gib",
+    "rollout.tensor_parallel_size",
+    "scheduler.group_size",
+    "scheduler.max_attempts",
+    "scheduler.error_window",
+    "weight_sync.bucket_mib",
+    "weight_sync.join_timeout_s",
+    "weight_sync.transfer_timeout_s",
+    "checkpoint.every",
+    "checkpoint.keep_last",
+    "network.heartbeat_s",
+    "network.dead_after_s",
+    "network.window",
+    "network.max_message_mib",
+    "model.max_length",
+]
+_NOT_NEGATIVE = [
+    "updates",
+    "seed",
+    "actors",
+    "learner.policy_warmup_steps",
+    "learner.policy_final_lr_factor",
+    "learner.weight_decay",
+    "scheduler.max_staleness",
+    "evaluation.games",
+    "evaluation.every",
+    "weight_sync.probe_tolerance",
+]
+_FRACTION = ["scheduler.max_error_fraction", "rollout.gpu_memory_utilization"]
 
 
 def problems(config: RunConfig) -> list[str]:
@@ -76,6 +103,11 @@ def _relations(config: RunConfig) -> Iterator[str]:
             f"learner.batch_episodes {learner.batch_episodes} does not divide into groups of "
             f"{config.scheduler.group_size} (scheduler.group_size); choose a multiple."
         )
+    if needs_groups(config.algorithm) and config.scheduler.group_size < 2:
+        yield (
+            f"algorithm {config.algorithm.preset} compares the episodes of a group, but "
+            f"scheduler.group_size is {config.scheduler.group_size}; use at least 2."
+        )
     if learner.token_budget < model.max_length:
         yield (
             f"learner.token_budget {learner.token_budget} is below the longest possible segment, "
@@ -92,6 +124,4 @@ def _relations(config: RunConfig) -> Iterator[str]:
             f"{config.network.heartbeat_s} s, or a living peer is taken for dead."
         )
     if ":" not in config.environment.factory:
-        yield (
-            f"environment.factory must be 'module:name', got {config.environment.factory!r}."
-        )
+        yield (f"environment.factory must be 'module:name', got {config.environment.factory!r}.")

@@ -63,8 +63,13 @@ def build_parser() -> argparse.ArgumentParser:
     actor.add_argument("--name", default="", help="what reports call it (default: host and pid)")
     actor.add_argument("--capacity", type=int, default=0, help="episodes at once (default: config)")
     actor.add_argument("--keys", default="", metavar="FILE", help="key file from capo keygen")
-    actor.add_argument("--give-up-after", type=float, default=0.0, metavar="SECONDS",
-                       help="leave when no learner answers for so long (default: wait for ever)")
+    actor.add_argument(
+        "--give-up-after",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="leave when no learner answers for so long (default: wait for ever)",
+    )
 
     evaluate = commands.add_parser("eval", help="play held-out games with a run's checkpoint")
     evaluate.add_argument("run", metavar="RUN")
@@ -91,7 +96,9 @@ def build_parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="who waits for whom, and since when")
     status.add_argument("run", metavar="RUN")
 
-    keygen = commands.add_parser("keygen", help="make the keys for learners and actors on a network")
+    keygen = commands.add_parser(
+        "keygen", help="make the keys for learners and actors on a network"
+    )
     keygen.add_argument("folder", help="where the key files go; made if missing")
     keygen.add_argument("--actors", type=int, default=1, help="how many actor keys to make")
 
@@ -102,8 +109,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_overrides(parser: argparse.ArgumentParser, help_text: str = "change one value") -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                        dest="overrides", help=f"{help_text}, as in learner.policy_lr=1e-6")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help=f"{help_text}, as in learner.policy_lr=1e-6",
+    )
 
 
 def _command(name: str) -> Callable[[argparse.Namespace], int]:

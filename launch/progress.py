@@ -10,8 +10,17 @@ from rich.status import Status
 from rich.table import Table
 
 _COLUMNS = (
-    ("update", 9), ("success", 8), ("return", 7), ("out of range", 13), ("mu", 10),
-    ("tokens/s", 9), ("stale", 6), ("wait", 7), ("update", 7), ("sync", 7), ("actors busy", 12),
+    ("update", 9),
+    ("success", 8),
+    ("return", 7),
+    ("out of range", 13),
+    ("mu", 10),
+    ("tokens/s", 9),
+    ("stale", 6),
+    ("wait", 7),
+    ("update", 7),
+    ("sync", 7),
+    ("actors busy", 12),
 )
 _HEADER_EVERY = 20
 
@@ -41,7 +50,9 @@ class Progress:
     def update(self, version: int, metrics: Mapping[str, float]) -> None:
         """One row. `metrics` are the update's, by the names of docs/metrics.md."""
         if self._rows % _HEADER_EVERY == 0:
-            self.note("[bold]" + "".join(f"{name:>{width}}" for name, width in _COLUMNS) + "[/bold]")
+            self.note(
+                "[bold]" + "".join(f"{name:>{width}}" for name, width in _COLUMNS) + "[/bold]"
+            )
         self._rows += 1
         cells = (
             f"{version}/{self._total}",
@@ -56,7 +67,9 @@ class Progress:
             _number(metrics, "time/sync_s", "{:.2f} s"),
             _number(metrics, "actors/busy_fraction", "{:.0%}"),
         )
-        self.note("".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)))
+        self.note(
+            "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+        )
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table = Table(title=title, title_justify="left")

@@ -71,11 +71,17 @@ def _supervise(
                     continue
                 restarts[index] += 1
                 if restarts[index] > MAX_ACTOR_RESTARTS:
-                    print(f"capo run: {actor.name} ended {restarts[index]} times and is given up; "
-                          f"its log is {actor.log}.", flush=True)
+                    print(
+                        f"capo run: {actor.name} ended {restarts[index]} times and is given up; "
+                        f"its log is {actor.log}.",
+                        flush=True,
+                    )
                 else:
-                    print(f"capo run: {actor.name} ended with exit code {code} and is started "
-                          f"again; its log is {actor.log}:\n{actor.last_words()}", flush=True)
+                    print(
+                        f"capo run: {actor.name} ended with exit code {code} and is started "
+                        f"again; its log is {actor.log}:\n{actor.last_words()}",
+                        flush=True,
+                    )
                     actor.restart()
             if num_actors and all(count > MAX_ACTOR_RESTARTS for count in restarts.values()):
                 print("capo run: no actor is left; the run stops.", flush=True)
@@ -84,8 +90,11 @@ def _supervise(
                 return 1
         code = learner.exit_code()
         if code not in (0, None) and not interrupts:
-            print(f"capo run: the learner ended with exit code {code}; nothing committed is lost: "
-                  f"go on with `capo run --resume {run_dir}`.", flush=True)
+            print(
+                f"capo run: the learner ended with exit code {code}; nothing committed is lost: "
+                f"go on with `capo run --resume {run_dir}`.",
+                flush=True,
+            )
         return 130 if code is None else code
     finally:
         stop([*actors, learner])

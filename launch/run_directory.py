@@ -1,17 +1,14 @@
 """Where a run lies: its directory's name, the learner's address in it, its recorded configuration."""
 
-import json
 import os
 import time
 from pathlib import Path
 
 import msgspec
 
-from capo.configs.load import from_json
 from capo.configs.schema import RunConfig
 from capo.protocol.errors import RunFileError
 
-DATABASE = "run.sqlite"
 _LEARNER = "learner.json"
 
 
@@ -51,11 +48,10 @@ def config_of(run_dir: Path) -> RunConfig:
     """
     from capo.learner.run_reader import RunReader
 
-    with RunReader(run_dir / DATABASE) as reader:
-        text = reader.run_value("config")
-    try:
-        return from_json(text.encode())
-    except (msgspec.ValidationError, json.JSONDecodeError, msgspec.DecodeError) as error:
-        raise RunFileError(
-            f"{run_dir / DATABASE} holds a configuration this version cannot read: {error}."
-        ) from error
+    with RunReader(run_dir) as reader:
+        try:
+            return reader.config()
+        except (msgspec.DecodeError, KeyError) as error:
+            raise RunFileError(
+                f"{reader.path} holds a configuration this version cannot read: {error}."
+            ) from error

@@ -94,9 +94,10 @@ class Loop:
                     self.checkpoint()
                 if every and parts.trainer.version % every == 0 and parts.trainer.version < total:
                     evaluate(parts.trainer.version)
-        finally:
-            if parts.trainer.version not in parts.checkpoints.versions():
-                self.checkpoint()
+        except Stopped:
+            self._checkpoint_once()
+            raise
+        self._checkpoint_once()
 
     def evaluate(self, tasks: Sequence[Task], config: EvaluationConfig) -> dict[str, ModeResult]:
         """Success per mode over `tasks` with the current weights; training waits meanwhile."""
@@ -116,6 +117,10 @@ class Loop:
         self._with_room(
             lambda: parts.run_file.record_weights(version, saved.folder.name, saved.digest)
         )
+
+    def _checkpoint_once(self) -> None:
+        if self._parts.trainer.version not in self._parts.checkpoints.versions():
+            self.checkpoint()
 
     def _update(self, batch: Batch) -> None:
         parts, clock = self._parts, self._parts.clock
