@@ -1,1 +1,1 @@
-"""The configuration of a run: frozen Structs (schema), the reader (load) and one TOML file per run."""
+"""The configuration of a run: frozen Structs (schema), their reader (load), one TOML per run."""

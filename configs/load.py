@@ -30,7 +30,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         overrides: "learner.policy_lr=1e-6" assignments; values are TOML, bare words are strings.
 
     Raises:
-        InvalidConfigError: a missing file, broken TOML, unknown key, wrong type or impossible value.
+        InvalidConfigError: missing file, broken TOML, unknown key, wrong type, impossible value.
     """
     file = find(path)
     try:
@@ -43,7 +43,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def from_raw(raw: dict[str, Any], origin: str) -> RunConfig:
-    """Turn a nested dict as TOML gives it into a validated RunConfig. `origin` names it in errors."""
+    """A nested dict, as TOML gives it, as a validated RunConfig. `origin` names it in errors."""
     raw = dict(raw)
     algorithm = raw.pop("algorithm", "capo")
     _refuse_unknown_keys(raw, RunConfig, "", origin)

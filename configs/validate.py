@@ -8,48 +8,22 @@ import msgspec
 from capo.configs.algorithms import needs_groups
 from capo.configs.schema import RunConfig
 
-_POSITIVE = [
-    "learner.batch_episodes",
-    "learner.minibatches",
-    "learner.epochs",
-    "learner.token_budget",
-    "learner.policy_lr",
-    "learner.critic_lr",
-    "learner.max_grad_norm",
-    "rollout.temperature",
-    "rollout.max_action_tokens",
-    "rollout.concurrency",
-    "rollout.env_timeout_s",
-    "rollout.engine_timeout_s",
-    "rollout.kv_cache_gib",
-    "rollout.tensor_parallel_size",
-    "scheduler.group_size",
-    "scheduler.max_attempts",
-    "scheduler.error_window",
-    "weight_sync.bucket_mib",
-    "weight_sync.join_timeout_s",
-    "weight_sync.transfer_timeout_s",
-    "checkpoint.every",
-    "checkpoint.keep_last",
-    "network.heartbeat_s",
-    "network.dead_after_s",
-    "network.window",
-    "network.max_message_mib",
-    "model.max_length",
-]
-_NOT_NEGATIVE = [
-    "updates",
-    "seed",
-    "actors",
-    "learner.policy_warmup_steps",
-    "learner.policy_final_lr_factor",
-    "learner.weight_decay",
-    "scheduler.max_staleness",
-    "evaluation.games",
-    "evaluation.every",
-    "weight_sync.probe_tolerance",
-]
-_FRACTION = ["scheduler.max_error_fraction", "rollout.gpu_memory_utilization"]
+_POSITIVE = """
+    learner.batch_episodes learner.minibatches learner.epochs learner.token_budget
+    learner.policy_lr learner.critic_lr learner.max_grad_norm
+    rollout.temperature rollout.max_action_tokens rollout.concurrency rollout.env_timeout_s
+    rollout.engine_timeout_s rollout.kv_cache_gib rollout.tensor_parallel_size
+    scheduler.group_size scheduler.max_attempts scheduler.error_window
+    weight_sync.bucket_mib weight_sync.join_timeout_s weight_sync.transfer_timeout_s
+    checkpoint.every checkpoint.keep_last network.heartbeat_s network.dead_after_s
+    network.window network.max_message_mib model.max_length
+"""
+_NOT_NEGATIVE = """
+    updates seed actors learner.policy_warmup_steps learner.policy_final_lr_factor
+    learner.weight_decay scheduler.max_staleness evaluation.games evaluation.every
+    weight_sync.probe_tolerance
+"""
+_FRACTION = "scheduler.max_error_fraction rollout.gpu_memory_utilization"
 
 
 def problems(config: RunConfig) -> list[str]:
@@ -66,13 +40,13 @@ def _value(config: RunConfig, name: str) -> float:
 
 
 def _ranges(config: RunConfig) -> Iterator[str]:
-    for name in _POSITIVE:
+    for name in _POSITIVE.split():
         if not (_value(config, name) > 0 and math.isfinite(_value(config, name))):
             yield f"{name} must be positive, got {_value(config, name)}."
-    for name in _NOT_NEGATIVE:
+    for name in _NOT_NEGATIVE.split():
         if not (_value(config, name) >= 0 and math.isfinite(_value(config, name))):
             yield f"{name} must not be negative, got {_value(config, name)}."
-    for name in _FRACTION:
+    for name in _FRACTION.split():
         if not 0 < _value(config, name) <= 1:
             yield f"{name} must be in (0, 1], got {_value(config, name)}."
     if config.warm_start is not None:

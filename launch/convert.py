@@ -1,4 +1,4 @@
-"""`capo convert GGUF FOLDER`: a GGUF model file to a Hugging Face folder in bfloat16 safetensors."""
+"""`capo convert GGUF FOLDER`: a GGUF file to a Hugging Face folder in bfloat16 safetensors."""
 
 import argparse
 from pathlib import Path

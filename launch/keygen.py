@@ -7,6 +7,9 @@ from capo.protocol.keys import generate
 
 
 def command(args: argparse.Namespace) -> int:
-    for file in generate(Path(args.folder), num_actors=args.actors):
-        print(file)
+    names = [f"actor-{index}" for index in range(args.actors)]
+    files = generate(Path(args.folder), actors=names)
+    print(f"learner: network.key_file = {str(files[0])!r}")
+    for file in files[1:]:
+        print(f"actor:   capo actor --connect ADDRESS --keys {file}")
     return 0

@@ -96,9 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="who waits for whom, and since when")
     status.add_argument("run", metavar="RUN")
 
-    keygen = commands.add_parser(
-        "keygen", help="make the keys for learners and actors on a network"
-    )
+    keygen = commands.add_parser("keygen", help="make the keys of a learner and its actors")
     keygen.add_argument("folder", help="where the key files go; made if missing")
     keygen.add_argument("--actors", type=int, default=1, help="how many actor keys to make")
 

@@ -31,10 +31,11 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
             f"model: {_count(parameters)} parameters in {config.model.dtype}; learner memory "
             f"{_size(total)} for {models} trained and {frozen} frozen model(s), without activations"
         )
+        length, episodes = config.model.max_length, config.rollout.concurrency
         yield (
             f"engine: {_size(parameters * element)} weights, {_size(kv_bytes_per_token)} of KV "
-            f"cache a token, {_size(kv_bytes_per_token * config.model.max_length * config.rollout.concurrency)}"
-            f" if all {config.rollout.concurrency} episodes grew to {config.model.max_length} tokens"
+            f"cache a token, {_size(kv_bytes_per_token * length * episodes)} if all {episodes} "
+            f"episodes grew to {length} tokens"
         )
         yield f"weight sync: {_size(parameters * element)} to every actor after every update"
     per_minibatch = learner.batch_episodes // learner.minibatches

@@ -50,16 +50,15 @@ class Progress:
     def update(self, version: int, metrics: Mapping[str, float]) -> None:
         """One row. `metrics` are the update's, by the names of docs/metrics.md."""
         if self._rows % _HEADER_EVERY == 0:
-            self.note(
-                "[bold]" + "".join(f"{name:>{width}}" for name, width in _COLUMNS) + "[/bold]"
-            )
+            names = "".join(f"{name:>{width}}" for name, width in _COLUMNS)
+            self.note(f"[bold]{names}[/bold]")
         self._rows += 1
         cells = (
             f"{version}/{self._total}",
-            _number(metrics, "episode/success", "{:.2f}"),
-            _number(metrics, "episode/return", "{:.2f}"),
+            _number(metrics, "batch/outcome", "{:.2f}"),
+            _number(metrics, "batch/return", "{:.2f}"),
             _number(metrics, "ratio/out_of_range", "{:.2f}"),
-            _number(metrics, "ratio/mu", "{:.1e}"),
+            _number(metrics, "policy/mu", "{:.1e}"),
             _number(metrics, "system/tokens_per_s", "{:,.0f}"),
             _number(metrics, "staleness/mean", "{:.1f}"),
             _number(metrics, "time/wait_s", "{:.2f} s"),
@@ -67,9 +66,8 @@ class Progress:
             _number(metrics, "time/sync_s", "{:.2f} s"),
             _number(metrics, "actors/busy_fraction", "{:.0%}"),
         )
-        self.note(
-            "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
-        )
+        widths = [width for _, width in _COLUMNS]
+        self.note("".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table = Table(title=title, title_justify="left")

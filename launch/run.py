@@ -1,6 +1,6 @@
 """`capo run CONFIG`: a learner and its actors on this machine, as separate processes.
 
-They are what `capo learner` and `capo actor` start; this module only starts, watches and stops them.
+They are what `capo learner` and `capo actor` start; this module starts, watches and stops them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Where a run lies: its directory's name, the learner's address in it, its recorded configuration."""
+"""Where a run lies: its directory, the learner's address in it, its recorded configuration."""
 
 import os
 import time

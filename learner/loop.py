@@ -233,7 +233,7 @@ class Loop:
 
 
 def probe_tokens(config: RunConfig, vocabulary_size: int) -> IntArray:
-    """The sequence whose log-probs prove that an engine has the weights: int32 [n], fixed per run."""
+    """The sequence whose log-probs prove that an engine has the weights: int32 [n]."""
     length = min(config.weight_sync.probe_tokens, config.model.max_length - 1)
     generator = np.random.default_rng(derive_seed(config.seed, "probe"))
     return generator.integers(0, vocabulary_size, length).astype(np.int32)

@@ -1,7 +1,7 @@
 """The learner as actors see it: joins the wire, the scheduler, the run file and the weight groups.
 
-Its methods run in the server's threads, those under "From the main thread" in the main one; one lock
-guards what both read. Knows no tensors.
+Its methods run in the server's threads, those under "From the main thread" in the main one; one
+lock guards what both read. Knows no tensors.
 """
 
 import logging
