@@ -85,6 +85,7 @@ class ActorSetup(Struct, frozen=True, kw_only=True):
     tokenizer_files: dict[str, bytes]
     tokenizer_digest: str
     seed: int
+    enable_thinking: bool = False  # passed to the chat template
 
 
 class Welcome(Struct, frozen=True, kw_only=True, tag=True):
