@@ -35,7 +35,7 @@ class Progress:
         self._status: Status | None = None
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def waiting(self, text: str) -> None:
         """Replace the status line; without a terminal nothing is shown."""
@@ -51,7 +51,7 @@ class Progress:
         """One row. `metrics` are the update's, by the names of docs/metrics.md."""
         if self._rows % _HEADER_EVERY == 0:
             names = "".join(f"{name:>{width}}" for name, width in _COLUMNS)
-            self.note(f"[bold]{names}[/bold]")
+            self._console.print(names, style="bold", highlight=False, soft_wrap=True)
         self._rows += 1
         cells = (
             f"{version}/{self._total}",

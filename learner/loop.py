@@ -70,9 +70,9 @@ class Stopped(Exception):
 class Loop:
     """`train` runs updates until the configured number; `evaluate` plays held-out tasks."""
 
-    def __init__(self, parts: Parts, vocabulary_size: int) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._probe = probe_tokens(parts.config, vocabulary_size)
+        self._probe = probe_tokens(parts.config, parts.trainer.vocabulary_size)
         self._probe_logprobs: tuple[int, FloatArray] | None = None
         self._last_update_at = parts.clock()
 
@@ -125,7 +125,7 @@ class Loop:
     def _update(self, batch: Batch) -> None:
         parts, clock = self._parts, self._parts.clock
         started = clock()
-        result = parts.trainer.update(parts.reader.episodes(batch.episode_ids), batch.version)
+        result = parts.trainer.update(parts.reader.read_episodes(batch.episode_ids), batch.version)
         updated = clock()
         version = parts.trainer.version
         broadcast = None if batch.again else self._broadcast(parts.service.ready_actors())

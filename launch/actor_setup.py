@@ -1,0 +1,58 @@
+"""What a learner sends to actors so that they need nothing but an address. Knows no torch."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from capo.configs.schema import RunConfig
+from capo.protocol.errors import ConfigError
+from capo.protocol.messages import ActorSetup
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def actor_setup(config: RunConfig, folder: Path) -> ActorSetup:
+    """The setup of a run whose model's config.json and tokenizer lie in `folder`.
+
+    Raises:
+        ConfigError: the folder is no Hugging Face model with a fast tokenizer.
+    """
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ConfigError(
+                f"{folder} has no {name}: model.path must be a Hugging Face folder with a fast "
+                "tokenizer."
+            )
+    files = {
+        name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()
+    }
+    return ActorSetup(
+        environment=config.environment.factory,
+        environment_options=msgspec.json.encode(config.environment.options),
+        rollout=msgspec.json.encode(config.rollout),
+        model_config=(folder / "config.json").read_bytes(),
+        model_dtype=config.model.dtype,
+        max_length=config.model.max_length,
+        tokenizer_files=files,
+        tokenizer_digest=tokenizer_digest(files),
+        seed=config.seed,
+    )
+
+
+def tokenizer_digest(files: dict[str, bytes]) -> str:
+    """Equal for equal tokenizers and chat templates: sha256 over names and contents."""
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name}\0{len(files[name])}\0".encode())
+        digest.update(files[name])
+    return digest.hexdigest()

@@ -1,0 +1,117 @@
+"""From a configuration and an open run file to a learner whose parts run: `Parts` of its loop."""
+
+import contextlib
+import platform
+import threading
+from pathlib import Path
+
+import torch
+
+from capo.configs.schema import RunConfig, WeightSyncConfig
+from capo.envs.api import EnvFactory
+from capo.launch.actor_setup import actor_setup
+from capo.launch.model_source import ModelSource
+from capo.launch.progress import Progress
+from capo.launch.run_directory import write_address
+from capo.learner.checkpoint import Checkpoints
+from capo.learner.loop import Parts
+from capo.learner.metrics_log import MetricsLog
+from capo.learner.run_file import RunFile
+from capo.learner.run_reader import RunReader
+from capo.learner.scheduler import Scheduler
+from capo.learner.scheduler_rules import SchedulerRules
+from capo.learner.service import Service
+from capo.learner.trainer import Trainer
+from capo.learner.weight_transfer import WeightTransport
+from capo.learner.weights import WeightBroadcaster, WeightLimits
+from capo.protocol.frames import MIB
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # nats; measured gaps are in docs/architecture.md
+
+
+def assemble(
+    config: RunConfig,
+    run_dir: Path,
+    factory: EnvFactory,
+    run_file: RunFile,
+    progress: Progress,
+    stop: threading.Event,
+    stack: contextlib.ExitStack,
+) -> Parts:
+    """Serve actors as early as possible, so that engines start while the policy is prepared.
+
+    Everything that has to be closed goes onto `stack`.
+    """
+    reader = stack.enter_context(RunReader(run_dir))
+    checkpoints = Checkpoints(run_dir, config.checkpoint.keep_last)
+    begun = checkpoints.latest()
+    rules, tasks = SchedulerRules.from_config(config), factory.tasks("train")
+    scheduler = (
+        Scheduler.restore(rules, tasks, run_file, begun.version)
+        if begun
+        else Scheduler.create(rules, tasks, run_file)
+    )
+    source = ModelSource(config, factory, run_dir / "model")
+    service = Service(
+        run_id=reader.facts()["run_id"],
+        name=f"{config.name} on {platform.node()}",
+        setup=actor_setup(config, source.description()),
+        network=config.network,
+        run_file=run_file,
+        scheduler=scheduler,
+        note=progress.note,
+    )
+    address = service.start()
+    stack.callback(service.close)
+    write_address(run_dir, address)
+    progress.note(f"Run {run_dir} listens; attach with: capo actor --connect {address}")
+    trainer = Trainer(config, source.weights(progress.note))
+    if begun:
+        trainer.load(begun.folder)
+        progress.note(f"Going on from the checkpoint of version {begun.version}.")
+    broadcaster = WeightBroadcaster(
+        service.send,
+        open_transport(config.weight_sync, config.network.weights_host),
+        weight_limits(config),
+    )
+    stack.callback(broadcaster.close)
+    service.attach(broadcaster)
+    service.announce(trainer.version)
+    metrics_log = stack.enter_context(MetricsLog(run_dir, resume_at=trainer.version))
+    return Parts(
+        config=config,
+        trainer=trainer,
+        scheduler=scheduler,
+        service=service,
+        broadcaster=broadcaster,
+        run_file=run_file,
+        reader=reader,
+        checkpoints=checkpoints,
+        metrics_log=metrics_log,
+        observer=progress,
+        stop=stop,
+    )
+
+
+def weight_limits(config: RunConfig) -> WeightLimits:
+    sync = config.weight_sync
+    return WeightLimits(
+        bucket_bytes=sync.bucket_mib * MIB,
+        join_timeout_s=sync.join_timeout_s,
+        transfer_timeout_s=sync.transfer_timeout_s,
+        probe_tolerance=sync.probe_tolerance or TOLERANCE[config.model.dtype],
+    )
+
+
+def open_transport(sync: WeightSyncConfig, host: str) -> WeightTransport:
+    """NCCL where there are GPUs, gloo elsewhere, or what the configuration says."""
+    name = sync.transport
+    if name == "auto":
+        name = "nccl" if torch.cuda.is_available() else "gloo"
+    if name == "nccl":
+        from capo.learner.weight_transfer_nccl import NcclTransport
+
+        return NcclTransport(host, torch.device("cuda"))
+    from capo.learner.weight_transfer_gloo import GlooTransport
+
+    return GlooTransport(host)

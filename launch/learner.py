@@ -1,0 +1,174 @@
+"""`capo learner CONFIG`: one learner. Puts the parts together, runs the loop, prints the outcome."""
+
+import argparse
+import contextlib
+import platform
+import signal
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+
+from capo.configs.load import apply_override, from_raw, load, to_json
+from capo.configs.schema import RunConfig
+from capo.envs.api import EnvFactory
+from capo.envs.registry import load_factory
+from capo.launch.progress import Progress
+from capo.launch.run_directory import choose_run_directory, config_of
+from capo.protocol.errors import ConfigError, PeerLostError
+from capo.protocol.records import Task
+
+if TYPE_CHECKING:
+    from capo.learner.run_reader import RunReader
+    from capo.learner.service import Service
+
+DRAIN_TIMEOUT_S = 30.0
+EXIT_INTERRUPTED = 130
+MAY_CHANGE = ("network.", "checkpoint.", "updates=", "run_dir=")  # of a run that has begun
+
+
+def command(args: argparse.Namespace) -> int:
+    if bool(args.config) == bool(args.resume):
+        raise ConfigError("give either a CONFIG to start or --resume RUN to go on.")
+    if args.resume:
+        run_dir = Path(args.resume)
+        config = _override(config_of(run_dir), args.overrides, run_dir)
+    else:
+        config = load(args.config, args.overrides)
+        run_dir = choose_run_directory(config)
+    stop = threading.Event()
+    with _signals(stop):
+        return _run(config, run_dir, resume=bool(args.resume), stop=stop)
+
+
+def _override(config: RunConfig, overrides: Sequence[str], run_dir: Path) -> RunConfig:
+    """A resumed run's configuration may change where it listens and how far it goes, no more."""
+    raw = msgspec.to_builtins(config)
+    for assignment in overrides:
+        if not assignment.startswith(MAY_CHANGE):
+            raise ConfigError(
+                f"--set {assignment} would change a run that has begun; with --resume only "
+                "network, checkpoint and updates may change."
+            )
+        apply_override(raw, assignment)
+    return from_raw(_without_none(raw), str(run_dir))
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Event) -> int:
+    from capo.launch.assemble import assemble
+    from capo.launch.outcome import evaluation_line
+    from capo.learner.loop import Loop, Stopped
+    from capo.learner.run_file import RunFile
+
+    factory = load_factory(config.environment.factory, config.environment.options)
+    held_out = _held_out(config, factory)
+    progress = Progress(Console(), config.updates)
+    with contextlib.ExitStack() as stack:
+        stack.callback(progress.close)
+        run_file = RunFile.open(run_dir) if resume else RunFile.create(run_dir, _facts(config))
+        stack.callback(run_file.close)
+        parts = assemble(config, run_dir, factory, run_file, progress, stop, stack)
+        loop = Loop(parts)
+
+        def evaluate(at: int) -> None:
+            progress.note(evaluation_line(at, loop.evaluate(held_out, config.evaluation)))
+
+        try:
+            if config.evaluation.before and parts.trainer.version == 0:
+                evaluate(0)
+            loop.train(evaluate)
+            if config.evaluation.after:
+                evaluate(parts.trainer.version)
+        except Stopped:
+            _send_home(parts.service, "the run was stopped", progress, abort=True)
+            progress.note(
+                f"Stopped after update {parts.trainer.version} of {config.updates}; go on with: "
+                f"capo run --resume {run_dir}"
+            )
+            return EXIT_INTERRUPTED
+        _send_home(parts.service, "the run is complete", progress, abort=False)
+        _show_outcome(parts.reader, run_dir, progress)
+    return 0
+
+
+def _show_outcome(reader: "RunReader", run_dir: Path, progress: Progress) -> None:
+    from capo.launch.outcome import evaluations_of, outcome_rows
+
+    progress.close()
+    progress.table(
+        "Held-out games",
+        ("version", "play", "success", "return", "steps", "games"),
+        outcome_rows(evaluations_of(reader)),
+    )
+    progress.note(f"The run is in {run_dir}; look at it with: capo report {run_dir}")
+
+
+def _held_out(config: RunConfig, factory: EnvFactory) -> Sequence[Task]:
+    evaluation = config.evaluation
+    wanted = evaluation.before or evaluation.after or evaluation.every
+    if not wanted or not evaluation.games:
+        return []
+    tasks = factory.tasks(evaluation.split)
+    if len(tasks) < evaluation.games:
+        raise ConfigError(
+            f"evaluation.games asks for {evaluation.games} games, but split {evaluation.split!r} "
+            f"has {len(tasks)}."
+        )
+    return tasks[: evaluation.games]
+
+
+def _facts(config: RunConfig) -> dict[str, str]:
+    return {
+        "run_id": uuid.uuid4().hex,
+        "config": to_json(config).decode(),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        **{f"version.{name}": _version(name) for name in ("capo-rl", "torch", "transformers")},
+    }
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _send_home(service: "Service", reason: str, progress: Progress, *, abort: bool) -> None:
+    try:
+        service.drain(reason, DRAIN_TIMEOUT_S, abort=abort)
+    except PeerLostError as error:
+        progress.note(f"Not waiting any longer: {error}")
+
+
+@contextlib.contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """First SIGINT or SIGTERM: finish what is in progress. Second: at once."""
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        print("Stopping after the update in progress; once more stops at once.", flush=True)
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
