@@ -72,7 +72,8 @@ def soft_gate(
 ) -> Surrogate:
     """(4 / tau) sigmoid(tau (w - 1)) A with tau by the sign of A (arXiv 2511.20347 eq. 5)."""
     ratio, out = _ratio(log_ratio, advantages, 0.0, 0.0)
-    tau = torch.where(advantages > 0, temperature_positive, temperature_negative).to(ratio)
+    tau = torch.full_like(advantages, temperature_negative)
+    tau[advantages > 0] = temperature_positive
     nothing = torch.zeros_like(out)
     objective = torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau) * advantages
     return Surrogate(objective, out, nothing, nothing)

@@ -134,7 +134,7 @@ def backward_scan(terms: Tensor, decays: Tensor) -> Tensor:
 
 
 def _inner(decay: float, sequence_of_step: Tensor, like: Tensor) -> Tensor:
-    return torch.where(is_last(sequence_of_step), 0.0, decay).to(like)
+    return torch.where(is_last(sequence_of_step), 0.0, torch.full_like(like, decay))
 
 
 def _step_weights(log_weights: Tensor, values: Tensor) -> Tensor:

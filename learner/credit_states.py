@@ -110,7 +110,7 @@ def g2po(
     episode = standardised(scores[episode_of_action], group_of_action, divide_by_std)
     nodes = state_ids(group_of_action, state_keys)
     values = node_values(scores, episode_of_action, nodes, gamma)
-    tails = torch.where(scores == success_reward, success_reward, 0.0)
+    tails = torch.where(scores == success_reward, scores, 0.0)
     following = following_values(values, episode_of_action, tails)
     reached = following if penalties is None else following - penalties
     step = standardised(reached, nodes, divide_by_std, raw_singletons=False)

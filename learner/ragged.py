@@ -24,7 +24,7 @@ def action_maxima(values: Tensor, action_of_token: Tensor, num_actions: int) -> 
     """Largest of `values [N]` per action -> [K]; 0 for an action without tokens."""
     check_tokens(action_of_token, values)
     start = values.new_full((num_actions,), -torch.inf)
-    found = start.index_reduce(0, action_of_token, values, "amax")
+    found = start.scatter_reduce(0, action_of_token, values, "amax")
     return torch.where(found.isneginf(), 0.0, found)
 
 
