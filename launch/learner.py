@@ -1,4 +1,4 @@
-"""`capo learner CONFIG`: one learner. Puts the parts together, runs the loop, prints the outcome."""
+"""`capo learner CONFIG`: one learner. Assembles the parts, runs the loop, prints the outcome."""
 
 import argparse
 import contextlib

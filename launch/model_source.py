@@ -1,7 +1,7 @@
 """Where a run's policy comes from, in two steps: its description at once, its weights when ready.
 
 Actors need only the description (config.json and tokenizer), so their engines start while a warm
-start still goes on. The weights end up in the run's own folder, so that a replay needs nothing else.
+start still goes on. The weights end up in the run's own folder, so a replay needs nothing else.
 """
 
 import shutil

@@ -36,10 +36,10 @@ def command(args: argparse.Namespace) -> int:
         bind = f"{bind.removesuffix(':0')}:{free_port()}"
         learner_arguments += ["--set", f'network.bind="{bind}"']
     num_actors = config.actors if args.actors is None else args.actors
-    return _supervise(run_dir, config, learner_arguments, bind, num_actors)
+    return supervise(run_dir, config, learner_arguments, bind, num_actors)
 
 
-def _supervise(
+def supervise(
     run_dir: Path, config: RunConfig, learner_arguments: list[str], address: str, num_actors: int
 ) -> int:
     interrupts: list[int] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from capo.actors.chat import Chat, Dialogue
 from capo.configs.schema import RunConfig, TinyModelConfig, WarmStartConfig
@@ -62,6 +63,17 @@ def starting_policy(config: RunConfig, report: Report, cache: Path | None = None
 
 def cache_folder() -> Path:
     return Path(os.environ.get("CAPO_CACHE") or Path.home() / ".cache" / "capo")
+
+
+def build_initial(config: RunConfig, factory: EnvFactory, folder: Path) -> None:
+    """Writes the policy as it is before any cloning: its description is already the final one.
+
+    Raises ConfigError where there is no [model.tiny] to build.
+    """
+    if config.model.tiny is None:
+        raise ConfigError("there is nothing to build: the configuration has no [model.tiny]")
+    words = _vocabulary(factory, config.environment.factory)
+    _initial(config, config.model.tiny, words, folder)
 
 
 def demonstrated_segments(
@@ -115,14 +127,7 @@ def _build(
     report: Report,
 ) -> Path:
     initial = scratch / "initial"
-    tokenizer = build_tokenizer(words, initial)
-    build_policy(
-        tiny,
-        tokenizer,
-        max_length=config.model.max_length,
-        seed=derive_seed(config.seed, "initial weights"),
-        folder=initial,
-    )
+    tokenizer = _initial(config, tiny, words, initial)
     if config.warm_start is None:
         return initial
     chat = Chat(
@@ -148,6 +153,15 @@ def _build(
     copy_tokenizer(initial, cloned)
     shutil.rmtree(initial)
     return cloned
+
+
+def _initial(
+    config: RunConfig, tiny: TinyModelConfig, words: Sequence[str], folder: Path
+) -> PreTrainedTokenizerBase:
+    tokenizer = build_tokenizer(words, folder)
+    seed = derive_seed(config.seed, "initial weights")
+    build_policy(tiny, tokenizer, max_length=config.model.max_length, seed=seed, folder=folder)
+    return tokenizer
 
 
 def _demonstrate(

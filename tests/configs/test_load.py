@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from capo.configs.load import InvalidConfigError, find, from_json, load, to_json
+from capo.configs.toml import toml_lines
 
 MINIMAL = """
 name = "minimal"
@@ -108,3 +109,17 @@ def test_a_resolved_configuration_survives_the_run_file(minimal: Path) -> None:
     config = load(minimal, ["algorithm.clip=0.01"])
     assert config.algorithm.clip_low == config.algorithm.clip_high == 0.01
     assert from_json(to_json(config)) == config
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_a_configuration_written_out_is_read_back_as_the_same(name: str, tmp_path: Path) -> None:
+    config = load(name)
+    file = tmp_path / "written.toml"
+    file.write_text("\n".join(toml_lines(config)))
+    assert load(file) == config
+
+
+def test_a_group_method_brings_its_group_size(minimal: Path) -> None:
+    assert load(minimal).scheduler.group_size == 1
+    assert load(minimal, ["algorithm=grpo"]).scheduler.group_size == 8
+    assert "at least 2" in refusal(minimal, "algorithm=grpo", "scheduler.group_size=1")

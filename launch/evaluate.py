@@ -1,0 +1,57 @@
+"""`capo eval RUN`: held-out games with a checkpoint of a run, sampled and greedy. Trains nothing.
+
+It is a run of its own without updates, in RUN/evaluations, so what was played can be looked at.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import msgspec
+
+from capo.configs.schema import RunConfig
+from capo.configs.toml import toml_lines
+from capo.launch.processes import free_port
+from capo.launch.run import supervise
+from capo.launch.run_directory import config_of
+from capo.learner.checkpoint import Checkpoints
+from capo.protocol.errors import ConfigError
+
+
+def command(args: argparse.Namespace) -> int:
+    run_dir = Path(args.run)
+    trained = config_of(run_dir)
+    checkpoints = Checkpoints(run_dir, trained.checkpoint.keep_last)
+    checkpoint = checkpoints.latest() if args.update is None else checkpoints.open(args.update)
+    if checkpoint is None:
+        raise ConfigError(
+            f"{run_dir} has no checkpoint yet; it is written after the first updates."
+        )
+    games = trained.evaluation.games if args.games is None else args.games
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    evaluation_dir = run_dir / "evaluations" / f"version-{checkpoint.version:06d}-{stamp}"
+    address = f"tcp://127.0.0.1:{free_port()}"
+    config = evaluation_config(
+        trained, checkpoint.folder / "policy", evaluation_dir, address, games
+    )
+    evaluation_dir.parent.mkdir(parents=True, exist_ok=True)
+    file = evaluation_dir.with_suffix(".toml")
+    file.write_text("\n".join(toml_lines(config)) + "\n", encoding="utf-8")
+    return supervise(evaluation_dir, config, ["learner", str(file)], address, config.actors)
+
+
+def evaluation_config(
+    trained: RunConfig, policy: Path, evaluation_dir: Path, address: str, games: int
+) -> RunConfig:
+    """The trained run's configuration with the checkpoint as its model, and nothing to train."""
+    replace = msgspec.structs.replace
+    return replace(
+        trained,
+        run_dir=str(evaluation_dir),
+        updates=0,
+        model=replace(trained.model, path=str(policy), tiny=None, critic_path=""),
+        warm_start=None,
+        evaluation=replace(trained.evaluation, games=games, before=True, after=False, every=0),
+        network=replace(trained.network, bind=address),
+        actors=max(1, trained.actors),
+    )
