@@ -55,6 +55,7 @@ def assemble(
     service = Service(
         run_id=reader.facts()["run_id"],
         name=f"{config.name} on {platform.node()}",
+        run_dir=run_dir,
         setup=actor_setup(config, source.description()),
         network=config.network,
         run_file=run_file,

@@ -19,6 +19,7 @@ from capo.configs.load import apply_override, from_raw, load, to_json
 from capo.configs.schema import RunConfig
 from capo.envs.api import EnvFactory
 from capo.envs.registry import load_factory
+from capo.launch.diagnosis import stacks_on_sigquit
 from capo.launch.progress import Progress
 from capo.launch.run_directory import choose_run_directory, config_of
 from capo.protocol.errors import ConfigError, PeerLostError
@@ -43,6 +44,7 @@ def command(args: argparse.Namespace) -> int:
         config = load(args.config, args.overrides)
         run_dir = choose_run_directory(config)
     stop = threading.Event()
+    stacks_on_sigquit()
     with _signals(stop):
         return _run(config, run_dir, resume=bool(args.resume), stop=stop)
 

@@ -113,17 +113,20 @@ class Loop:
         """Save everything; a full disk makes the run wait for room, nothing is lost by it."""
         parts = self._parts
         version = parts.trainer.version
+        parts.service.doing(f"saves the checkpoint of version {version}")
         saved = self._with_room(lambda: parts.checkpoints.save(version, parts.trainer.save))
         self._with_room(
             lambda: parts.run_file.record_weights(version, saved.folder.name, saved.digest)
         )
 
     def _checkpoint_once(self) -> None:
-        if self._parts.trainer.version not in self._parts.checkpoints.versions():
+        trained = self._parts.config.updates > 0
+        if trained and self._parts.trainer.version not in self._parts.checkpoints.versions():
             self.checkpoint()
 
     def _update(self, batch: Batch) -> None:
         parts, clock = self._parts, self._parts.clock
+        parts.service.doing(f"updates from version {batch.version}")
         started = clock()
         result = parts.trainer.update(parts.reader.read_episodes(batch.episode_ids), batch.version)
         updated = clock()
@@ -164,6 +167,7 @@ class Loop:
             if parts.stop.is_set():
                 raise Stopped
             parts.service.check()
+            parts.service.doing(f"waits for the {what}")
             newcomers = parts.service.ready_actors(without_version=parts.trainer.version)
             if newcomers:
                 self._broadcast(newcomers)
@@ -176,6 +180,7 @@ class Loop:
     def _broadcast(self, members: Sequence[str]) -> BroadcastReport:
         parts = self._parts
         version = parts.trainer.version
+        parts.service.doing(f"brings version {version} to {len(members)} engine(s)")
         if members and (self._probe_logprobs is None or self._probe_logprobs[0] != version):
             logprobs = parts.trainer.logprobs(self._probe).numpy().astype(np.float32)
             self._probe_logprobs = (version, logprobs)

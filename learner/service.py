@@ -5,6 +5,7 @@ lock guards what both read. Knows no tensors.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from msgspec import Struct
 from capo.configs.schema import NetworkConfig
 from capo.learner.run_file import RunFile
 from capo.learner.scheduler import Scheduler
+from capo.learner.status_file import ActorStatus, LearnerStatus, write_status
 from capo.learner.weights import BroadcastReport, WeightBroadcaster
 from capo.protocol.errors import PeerLostError, StorageFullError
 from capo.protocol.frames import MIB, Limits
@@ -40,6 +42,7 @@ from capo.protocol.server import Server
 logger = logging.getLogger(__name__)
 
 RETURN_GRACE = 4.0  # an actor from before a restart has so many `dead_after_s` to come back
+STATUS_EVERY_S = 1.0
 RETRY_WEIGHTS_S = 30.0  # before an actor that missed a broadcast is invited again
 
 
@@ -57,20 +60,6 @@ class Actor(Struct):
     heartbeat: ActorHeartbeat = ActorHeartbeat()
 
 
-class ActorStatus(Struct, frozen=True, kw_only=True):
-    """One line of `capo status`."""
-
-    actor_id: str
-    name: str
-    ready: bool
-    weights_version: int
-    playing: int
-    capacity: int
-    waiting_for: str
-    connected_s: float
-    metrics: dict[str, float]
-
-
 class Service:
     """Implements the server's Handler. `start` binds; `close` commits what came in and stops."""
 
@@ -79,6 +68,7 @@ class Service:
         *,
         run_id: str,
         name: str,
+        run_dir: Path,
         setup: ActorSetup,
         network: NetworkConfig,
         run_file: RunFile,
@@ -89,6 +79,7 @@ class Service:
         """`note` gets one sentence for every actor that comes, goes or is refused."""
         self._run_id = run_id
         self._name = name
+        self._run_dir = run_dir
         self._setup = setup
         self._network = network
         self._run_file = run_file
@@ -99,6 +90,8 @@ class Service:
         self._actors: dict[str, Actor] = {}
         self._broadcaster: WeightBroadcaster | None = None
         self._draining = False
+        self._doing = ("starting", clock())
+        self._status_at = clock()
         deadline = clock() + RETURN_GRACE * network.dead_after_s
         self._expected = dict.fromkeys(scheduler.holders(), deadline)
         self._server = Server(
@@ -206,6 +199,9 @@ class Service:
                     actor.playing.discard(episode_id)
             self._server.send(actor_id, Revoke(episode_ids=(episode_id,), reason=reason))
         self.deal()
+        if now >= self._status_at:
+            self._status_at = now + STATUS_EVERY_S
+            write_status(self._run_dir, self.status())
 
     def deal(self) -> None:
         """Hand out what may be played to whoever has weights and room. From any thread."""
@@ -275,6 +271,22 @@ class Service:
                 if actor is not None:
                     actor.weights_version = -1
                     actor.invite_after = self._clock() + RETRY_WEIGHTS_S
+
+    def doing(self, what: str) -> None:
+        """What the main thread does from now on, for `capo status`."""
+        if what != self._doing[0]:
+            self._doing = (what, self._clock())
+
+    def status(self) -> LearnerStatus:
+        what, since = self._doing
+        return LearnerStatus(
+            written_at=time.time(),
+            pid=os.getpid(),
+            doing=what,
+            doing_s=self._clock() - since,
+            scheduler=self._scheduler.status(),
+            actors=tuple(self.actors()),
+        )
 
     def announce(self, version: int, paused: str = "") -> None:
         self._server.announce(version, paused)

@@ -1,0 +1,91 @@
+"""RUN/status.json: who waits for whom and since when, written every second while a learner runs."""
+
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from capo.learner.scheduler_status import SchedulerStatus
+from capo.protocol.errors import RunFileError
+
+FILE_NAME = "status.json"
+
+
+class ActorStatus(Struct, frozen=True, kw_only=True):
+    """One actor as the learner sees it. `waiting_for` is the actor's own word."""
+
+    actor_id: str
+    name: str
+    ready: bool
+    weights_version: int
+    playing: int
+    capacity: int
+    waiting_for: str
+    connected_s: float
+    metrics: dict[str, float]
+
+
+class LearnerStatus(Struct, frozen=True, kw_only=True):
+    """`doing` is what the main thread is at, since `doing_s` seconds before `written_at`."""
+
+    written_at: float  # unix time
+    pid: int
+    doing: str
+    doing_s: float
+    scheduler: SchedulerStatus
+    actors: tuple[ActorStatus, ...]
+
+
+def write_status(run_dir: Path, status: LearnerStatus) -> None:
+    """Replace the file. A full disk is not this file's problem: then it stays as it was."""
+    beside = run_dir / f"{FILE_NAME}.tmp"
+    try:
+        beside.write_bytes(msgspec.json.encode(status))
+        beside.replace(run_dir / FILE_NAME)
+    except OSError:
+        beside.unlink(missing_ok=True)
+
+
+def read_status(run_dir: Path) -> LearnerStatus:
+    """Raises RunFileError when no learner has ever written one there."""
+    try:
+        return msgspec.json.decode((run_dir / FILE_NAME).read_bytes(), type=LearnerStatus)
+    except FileNotFoundError as error:
+        raise RunFileError(
+            f"{run_dir} has no {FILE_NAME}: no learner has run there, or it is not a run directory."
+        ) from error
+    except msgspec.DecodeError as error:
+        raise RunFileError(f"{run_dir / FILE_NAME} cannot be read: {error}.") from error
+
+
+def status_lines(status: LearnerStatus, now: float | None = None) -> list[str]:
+    """For a person. Says first when the file is old, since then the learner is gone or stuck."""
+    age_s = (time.time() if now is None else now) - status.written_at
+    scheduler = status.scheduler
+    lines = []
+    if age_s > 5.0:
+        lines.append(
+            f"The learner (pid {status.pid}) has not reported for {age_s:.0f} s: it ended or hangs; "
+            "send it SIGQUIT for its stacks, or resume the run."
+        )
+    lines.append(f"learner: {status.doing} for {status.doing_s:.1f} s, version {scheduler.version}")
+    lines.append(
+        f"episodes: {sum(scheduler.playing.values())} played, {scheduler.buffered} ready, "
+        f"{scheduler.waiting} leases wait for an actor"
+    )
+    lines += [
+        f"wait: {one.who} waits for {one.whom} for {one.since_s:.1f} s" for one in scheduler.waits
+    ]
+    for actor in status.actors:
+        state = "ready" if actor.ready else "engine starting"
+        waits = f", waits for {actor.waiting_for}" if actor.waiting_for else ""
+        lines.append(
+            f"actor {actor.name}: {state}, weights of version {actor.weights_version}, plays "
+            f"{actor.playing} of {actor.capacity}, connected {actor.connected_s:.0f} s{waits}"
+        )
+    if not status.actors:
+        lines.append("actors: none connected")
+    if scheduler.last_error:
+        lines.append(f"last error: {scheduler.last_error}")
+    return lines
