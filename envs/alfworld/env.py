@@ -55,8 +55,6 @@ class Episode:
                 observation=self._seen,
                 commands=self._world.commands,
                 recent=self._done[-history:] if history else (),
-                steps_taken=self._steps,
-                max_steps=self._options.max_steps,
                 feedback=feedback,
             ),
             tools=(prompt.TOOL,),

@@ -30,6 +30,7 @@ FAMILIES = (
     "pick_two_obj_and_place",
 )
 _DOWNLOAD = "download the games again with `alfworld-download` of alfworld 0.4"
+_REBUILD = "fetch or build the file again"
 _TASK = re.compile(r'"rhs"\s*:\s*("Your task is to: (?:[^"\\]|\\.)*")')
 _COMMAND = re.compile(r'template\s*::\s*"([^"]*)"')
 _KNOWN_COMMANDS = frozenset(("move {o} to {r}", "take {o} from {r}", "use {o}", "help"))
@@ -133,18 +134,18 @@ def _read_official(split: Path, families: tuple[str, ...]) -> Iterator[Game]:
 
 
 def _read_compact(path: Path) -> Iterator[Game]:
-    number = 0
     decoder = msgspec.json.Decoder(_CompactGame)
+    number = 0
     try:
         with lzma.open(path) as lines:
             for number, line in enumerate(lines, start=1):
                 game = decoder.decode(line)
                 _check_problem(game.pddl_problem, path, f" line {number}")
                 yield Game(game.id, game.task, game.pddl_problem, game.walkthrough)
-    except (OSError, EOFError, lzma.LZMAError, msgspec.DecodeError) as error:
-        raise EnvError(
-            f"{path} is broken at line {number + 1} ({error}); fetch or build the file again"
-        ) from error
+    except msgspec.DecodeError as error:
+        raise EnvError(f"{path} line {number} is not a game ({error}); {_REBUILD}") from error
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise EnvError(f"{path} is torn after line {number} ({error}); {_REBUILD}") from error
 
 
 def _check_problem(problem: str, path: Path, where: str = "") -> None:

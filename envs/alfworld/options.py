@@ -1,6 +1,7 @@
 """`[environment.options]` of an ALFWorld run."""
 
 from difflib import get_close_matches
+from math import isfinite
 
 import msgspec
 from msgspec import Struct
@@ -60,3 +61,6 @@ def _check(options: AlfworldOptions) -> None:
     for name, least in (("max_steps", 1), ("history", 0), ("invalid_penalty", 0)):
         if (value := getattr(options, name)) < least:
             raise ConfigError(f"environment.options.{name} is {value}; it must be at least {least}")
+    for name in ("success_reward", "format_reward", "invalid_penalty"):
+        if not isfinite(value := getattr(options, name)):
+            raise ConfigError(f"environment.options.{name} is {value}; it must be a finite number")

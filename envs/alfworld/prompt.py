@@ -1,4 +1,4 @@
-"""The words around the game: what the agent is told before an action, and how its answer is read."""
+"""The words around the game: what an agent is told before it acts, and how its answer is read."""
 
 from collections.abc import Sequence
 
@@ -37,12 +37,13 @@ def messages(
     observation: str,
     commands: Sequence[str],
     recent: Sequence[str],
-    steps_taken: int,
-    max_steps: int,
     feedback: str,
 ) -> tuple[Message, ...]:
-    """The whole prompt. `recent` are the last commands done; `feedback` is on the last answer."""
-    parts = [f"Your task is to: {task}", f"Turn {steps_taken + 1} of {max_steps}."]
+    """The whole prompt. `recent` are the last commands done; `feedback` is on the last answer.
+
+    It does not count turns: an episode that is cut off is to be valued as one that goes on.
+    """
+    parts = [f"Your task is to: {task}"]
     if recent:
         parts.append("What you did last, oldest first:\n" + "\n".join(recent))
     parts.append(f"What you see now:\n{observation}")

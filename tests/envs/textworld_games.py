@@ -45,6 +45,11 @@ def valid_seen() -> tuple[RealGame, ...]:
     return tuple(read_games("valid_seen"))
 
 
+@cache
+def train() -> tuple[RealGame, ...]:
+    return tuple(read_games("train"))
+
+
 def some_of_each_family(games: Sequence[RealGame], number: int) -> list[RealGame]:
     """`number` games of every family, spread over the houses."""
     families: dict[str, list[RealGame]] = {}
