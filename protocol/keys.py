@@ -69,8 +69,10 @@ def generate(folder: Path, actors: Sequence[str] = ("actor",)) -> list[Path]:
 
     Raises ConfigError if one is there already: a key that is in use is never overwritten.
     """
-    if not actors or len(set(actors)) < len(actors) or "learner" in actors:
-        raise ConfigError(f"actors need different names, and not 'learner': {', '.join(actors)}")
+    for name in actors:
+        _check_name(name)
+    if not actors or len(set(actors)) < len(actors):
+        raise ConfigError(f"actors need different names, at least one: {', '.join(actors)}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     public, secret = _new_pair()
     pairs = {name: _new_pair() for name in actors}
@@ -93,6 +95,7 @@ def generate(folder: Path, actors: Sequence[str] = ("actor",)) -> list[Path]:
 
 def add_actor(folder: Path, name: str) -> Path:
     """Write a key file for one more actor and let it in, from the learner's next start on."""
+    _check_name(name)
     learner_path = folder / LEARNER_FILE
     learner = load_learner_keys(learner_path)
     path = folder / f"{name}{ACTOR_SUFFIX}"
@@ -173,6 +176,13 @@ class ZapGate:
         self._pump.send([version, request_id, status, text, b"", b""])
 
 
+def _check_name(name: str) -> None:
+    if not name or name == "learner" or any(not (c.isalnum() or c in "-_") for c in name):
+        raise ConfigError(
+            f"{name!r} cannot name an actor: names are letters, digits, - and _, and not 'learner'"
+        )
+
+
 def _new_pair() -> tuple[str, str]:
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
@@ -202,12 +212,13 @@ def _load(path: Path, kind: type[K]) -> K:
         raise ConfigError(f"{path} is no key file of `capo keygen`: {error}") from None
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(f"{path} can be read by others; run: chmod 600 {path}")
+    role = kind.__struct_config__.tag
+    if content.get("role") != role:
+        raise ConfigError(f"{path} is no {role}'s key file: its role is {content.get('role')!r}")
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"{path} is no {kind.__struct_config__.tag}'s key file: {error}"
-        ) from None
+        raise ConfigError(f"{path} is no {role}'s key file: {error}") from None
 
 
 def _check_keys(path: Path, keys: Iterable[str]) -> None:
