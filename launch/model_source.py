@@ -11,8 +11,31 @@ from pathlib import Path
 from capo.configs.schema import RunConfig
 from capo.envs.api import EnvFactory
 from capo.launch.warm_start import build_initial, starting_policy
+from capo.protocol.errors import ConfigError
 
 Report = Callable[[str], None]
+HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+
+
+def local_folder(path: str) -> Path:
+    """A folder as it is; any other name is a model of the Hugging Face hub.
+
+    Raises:
+        ConfigError: there is no such folder, and the hub does not give such a model.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(HUB_FILES)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"model.path {path!r} is no folder here, and the Hugging Face hub gave nothing of that "
+            f"name ({reason})"
+        ) from error
 
 
 class ModelSource:
@@ -28,7 +51,7 @@ class ModelSource:
         if self._folder.is_dir():
             return self._folder
         if self._config.model.tiny is None:
-            return Path(self._config.model.path)
+            return local_folder(self._config.model.path)
         initial = self._folder.with_name("description")
         build_initial(self._config, self._factory, initial)
         return initial
@@ -36,7 +59,8 @@ class ModelSource:
     def weights(self, report: Report) -> Path:
         """The starting policy in the run's folder, complete or not there at all."""
         if not self._folder.is_dir():
-            policy = starting_policy(self._config, report)
+            tiny, path = self._config.model.tiny, self._config.model.path
+            policy = starting_policy(self._config, report) if tiny else local_folder(path)
             beside = self._folder.with_suffix(".tmp")
             shutil.rmtree(beside, ignore_errors=True)
             shutil.copytree(policy, beside)

@@ -66,8 +66,8 @@ def status_lines(status: LearnerStatus, now: float | None = None) -> list[str]:
     lines = []
     if age_s > 5.0:
         lines.append(
-            f"The learner (pid {status.pid}) has not reported for {age_s:.0f} s: it ended or hangs; "
-            "send it SIGQUIT for its stacks, or resume the run."
+            f"The learner (pid {status.pid}) has not reported for {age_s:.0f} s: it ended, or it "
+            "hangs; send it SIGQUIT for its stacks, or resume the run."
         )
     lines.append(f"learner: {status.doing} for {status.doing_s:.1f} s, version {scheduler.version}")
     lines.append(
