@@ -1,0 +1,295 @@
+"""One episode, told step by step, and every way in which it can go wrong."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from capo.actors.chat import Chat
+from capo.actors.rollout import action_seed, play
+from capo.configs.schema import RolloutConfig
+from capo.envs.api import Message, Observation
+from capo.protocol.errors import EngineError
+from capo.protocol.records import EpisodeEnd, EpisodeStatus, Lease, Purpose, Step, Task
+from capo.protocol.validate import check_end, check_step
+from tests.fakes import ScriptedEngine, ScriptedEnv, transition
+
+CONFIG = RolloutConfig(max_action_tokens=8, env_timeout_s=5.0, engine_timeout_s=5.0)
+
+
+def lease(purpose: Purpose = Purpose.TRAIN, seed: int = 7) -> Lease:
+    return Lease(
+        lease_id="l",
+        attempt=2,
+        task=Task("t", b"payload"),
+        group_id="g",
+        member=0,
+        purpose=purpose,
+        seed=seed,
+        policy_version=0,
+    )
+
+
+@pytest.fixture
+def chat(word_tokenizer) -> Chat:
+    return Chat(word_tokenizer, max_length=128)
+
+
+def engine_saying(chat: Chat, *texts: str) -> ScriptedEngine:
+    return ScriptedEngine([chat.encode(f"{text}<|im_end|>") for text in texts])
+
+
+def run(env, chat, engine, config=CONFIG, the_lease=None) -> list[Step | EpisodeEnd]:
+    async def collect() -> list[Step | EpisodeEnd]:
+        return [record async for record in play(the_lease or lease(), env, chat, engine, config)]
+
+    records = asyncio.run(collect())
+    for record in records[:-1]:
+        assert isinstance(record, Step)
+        check_step(record)
+    assert isinstance(records[-1], EpisodeEnd)
+    check_end(records[-1])
+    assert records[-1].num_steps == len(records) - 1
+    return records
+
+
+def sequences(steps: list[Step]) -> list[np.ndarray]:
+    """The full sequences, put together from `keep` as a learner does it."""
+    out: list[np.ndarray] = []
+    for step in steps:
+        before = out[-1][: step.keep] if out else np.empty(0, np.int32)
+        out.append(np.concatenate([before, step.observation, step.action]))
+    return out
+
+
+def test_a_terminated_episode_tells_every_transition(chat: Chat) -> None:
+    env = ScriptedEnv(
+        [
+            transition("you see the cup", reward=0.25, info={"found": 1.0}),
+            transition(reward=1.0, terminated=True, outcome=1.0),
+        ]
+    )
+    engine = engine_saying(chat, "look", "take the cup")
+    *steps, end = run(env, chat, engine)
+    assert [step.index for step in steps] == [0, 1]
+    assert [step.reward for step in steps] == [0.25, 1.0]
+    assert [step.state_key for step in steps] == ["start", "you see the cup"]
+    assert steps[0].info == {"found": 1.0}
+    assert all(step.episode_id == "l.2" for step in steps)
+    assert chat.decode(steps[1].action) == "take the cup<|im_end|>"
+    assert [action.text for action in env.actions] == ["look", "take the cup"]
+    assert env.resets == [(Task("t", b"payload"), 7)]
+    assert end.status is EpisodeStatus.TERMINATED
+    assert end.outcome == 1.0
+    assert end.final_observation is None
+    assert end.metrics["action_tokens"] == 6
+
+
+def test_steps_rebuild_exactly_what_the_engine_read(chat: Chat) -> None:
+    env = ScriptedEnv([transition("a"), transition("b"), transition("c", terminated=True)])
+    engine = engine_saying(chat, "look", "take", "put")
+    *steps, _ = run(env, chat, engine)
+    for prompt, step, full in zip(engine.prompts, steps, sequences(steps), strict=True):
+        np.testing.assert_array_equal(full, np.concatenate([prompt, step.action]))
+    assert steps[1].keep == len(engine.prompts[0]) + len(steps[0].action)
+
+
+def test_a_rebuilt_prompt_keeps_the_common_start_and_rebuilds_exactly(chat: Chat) -> None:
+    again = Observation(messages=(Message("user", "look to the cup"),), rebuilt=True)
+    env = ScriptedEnv([transition(observation=again), transition(terminated=True)])
+    engine = engine_saying(chat, "go")
+    *steps, _ = run(env, chat, engine)
+    assert 0 < steps[1].keep < len(engine.prompts[0])
+    np.testing.assert_array_equal(sequences(steps)[1][: len(engine.prompts[1])], engine.prompts[1])
+
+
+def test_a_truncated_episode_carries_the_prompt_for_its_bootstrap(chat: Chat) -> None:
+    env = ScriptedEnv([transition("you see nothing", truncated=True)])
+    *steps, end = run(env, chat, engine_saying(chat, "look"))
+    assert end.status is EpisodeStatus.TRUNCATED
+    final = np.concatenate([sequences(steps)[-1][: end.final_keep], end.final_observation])
+    messages = [
+        Message("user", "look"),
+        Message("assistant", "look"),
+        Message("user", "you see nothing"),
+    ]
+    assert chat.decode(final) == chat.render(messages, ())
+
+
+def test_terminated_wins_over_truncated(chat: Chat) -> None:
+    env = ScriptedEnv([transition(terminated=True, truncated=True)])
+    assert run(env, chat, engine_saying(chat, "go"))[-1].status is EpisodeStatus.TERMINATED
+
+
+def test_a_prompt_without_room_truncates_and_is_cut_to_the_models_length(word_tokenizer) -> None:
+    chat = Chat(word_tokenizer, max_length=24)
+    env = ScriptedEnv([transition("look " * 30)])
+    *steps, end = run(env, chat, engine_saying(chat, "look"))
+    assert end.status is EpisodeStatus.TRUNCATED
+    assert end.metrics["overlong"] == 1.0
+    assert end.final_keep + len(end.final_observation) == 24
+    assert end.final_keep == len(sequences(steps)[-1])
+
+
+def test_a_first_prompt_without_room_names_the_setting(word_tokenizer) -> None:
+    chat = Chat(word_tokenizer, max_length=8)
+    long = ScriptedEnv([], first=Observation(messages=(Message("user", "look " * 30),)))
+    (end,) = run(long, chat, engine_saying(chat, "look"))
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert "model.max_length 8" in end.error
+
+
+def test_the_engine_is_asked_with_room_temperature_and_a_seed_per_step(chat: Chat) -> None:
+    env = ScriptedEnv([transition(), transition(terminated=True)])
+    engine = engine_saying(chat, "go")
+    run(env, chat, engine)
+    assert [call["temperature"] for call in engine.calls] == [1.0, 1.0]
+    assert [call["max_tokens"] for call in engine.calls] == [8, 8]
+    assert [call["seed"] for call in engine.calls] == [action_seed(7, 0), action_seed(7, 1)]
+    assert len({action_seed(s, i) for s in range(20) for i in range(20)}) == 400
+    assert all(0 <= action_seed(s, 0) < 2**62 for s in range(100))
+
+
+def test_greedy_evaluation_is_temperature_zero(chat: Chat) -> None:
+    engine = engine_saying(chat, "go")
+    run(
+        ScriptedEnv([transition(terminated=True)]),
+        chat,
+        engine,
+        the_lease=lease(Purpose.EVAL_GREEDY),
+    )
+    assert engine.calls[0]["temperature"] == 0.0
+
+
+def test_an_action_cut_by_length_is_counted_and_has_no_stop_token(chat: Chat) -> None:
+    config = RolloutConfig(max_action_tokens=2)
+    *steps, end = run(
+        ScriptedEnv([transition(terminated=True)]),
+        chat,
+        engine_saying(chat, "take the cup"),
+        config,
+    )
+    assert chat.decode(steps[0].action) == "take the"
+    assert end.metrics["actions_cut"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("script", "told", "complaint"),
+    [
+        ([ValueError("broken door")], 0, "step raised ValueError: broken door"),
+        ([transition(), RuntimeError("fire")], 1, "step raised RuntimeError: fire"),
+        ([transition(reward=math.nan)], 0, "nan as reward"),
+        ([transition(reward=math.inf)], 0, "inf as reward"),
+        ([transition(reward="1")], 0, "'1' as reward"),
+        ([transition(reward=None)], 0, "None as reward"),
+        ([transition(reward=[1, 2])], 0, "[1, 2] as reward"),
+        ([transition(outcome=math.nan, terminated=True)], 0, "nan as outcome"),
+        ([transition(info={"x": math.nan})], 0, "nan as info['x']"),
+        ([lambda action: "nonsense"], 0, "step returned a str"),
+        (
+            [transition(observation=Observation(messages=(), rebuilt=True))],
+            1,
+            "rebuilt observation without messages",
+        ),
+        ([lambda action: exec("raise asyncio.CancelledError", {"asyncio": asyncio})], 0, "step"),
+    ],
+)
+def test_an_environments_failure_is_an_env_error_and_no_reward(
+    chat: Chat, script, told: int, complaint: str
+) -> None:
+    *steps, end = run(ScriptedEnv(script), chat, engine_saying(chat, "go"))
+    assert len(steps) == told
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert complaint in end.error
+    assert end.outcome == 0.0
+
+
+def test_a_reset_that_raises_is_an_env_error(chat: Chat) -> None:
+    (end,) = run(ScriptedEnv([], first=OSError("no game")), chat, engine_saying(chat, "go"))
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert end.error == "reset raised OSError: no game"
+
+
+def test_a_hung_environment_is_left_behind_even_if_it_ignores_cancellation(chat: Chat) -> None:
+    class Deaf(ScriptedEnv):
+        async def step(self, action):
+            while not release.is_set():
+                try:
+                    await asyncio.sleep(0.02)
+                except asyncio.CancelledError:
+                    cancelled.set()
+            raise AssertionError("too late")
+
+    async def scenario() -> list[Step | EpisodeEnd]:
+        config = RolloutConfig(env_timeout_s=0.1)
+        records = [
+            record
+            async for record in play(lease(), Deaf([]), chat, engine_saying(chat, "go"), config)
+        ]
+        await asyncio.wait_for(cancelled.wait(), 5)
+        release.set()
+        await asyncio.sleep(0.05)
+        return records
+
+    release, cancelled = asyncio.Event(), asyncio.Event()
+    (end,) = asyncio.run(scenario())
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert end.error == "step did not return within rollout.env_timeout_s = 0.1 s"
+
+
+def test_the_engines_failure_is_an_engine_error(chat: Chat) -> None:
+    go = chat.encode("go<|im_end|>")
+    engine = ScriptedEngine([go, EngineError("a log-prob of nan")])
+    *steps, end = run(ScriptedEnv([transition(), transition()]), chat, engine)
+    assert len(steps) == 1
+    assert end.status is EpisodeStatus.ENGINE_ERROR
+    assert end.error == "a log-prob of nan"
+
+
+def test_an_engine_that_does_not_answer_is_an_engine_error(chat: Chat) -> None:
+    engine = engine_saying(chat, "go")
+    engine.delay_s = 30.0
+    config = RolloutConfig(engine_timeout_s=0.05)
+    (end,) = run(ScriptedEnv([transition()]), chat, engine, config)
+    assert end.status is EpisodeStatus.ENGINE_ERROR
+    assert "engine_timeout_s = 0.05" in end.error
+
+
+def test_a_step_is_told_before_the_next_action_is_sampled(chat: Chat) -> None:
+    async def scenario() -> int:
+        engine = engine_saying(chat, "go")
+        async for record in play(
+            lease(), ScriptedEnv([transition(), transition()]), chat, engine, CONFIG
+        ):
+            assert isinstance(record, Step)
+            return len(engine.calls)
+        raise AssertionError("no record came")
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_cancelling_an_episode_cancels_what_it_waits_for(chat: Chat) -> None:
+    class Slow(ScriptedEnv):
+        async def step(self, action):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+    async def scenario() -> None:
+        async def consume() -> None:
+            async for _ in play(lease(), Slow([]), chat, engine_saying(chat, "go"), CONFIG):
+                pass
+
+        task = asyncio.create_task(consume())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+
+    seen: list[str] = []
+    asyncio.run(scenario())
+    assert seen == ["cancelled"]
