@@ -9,7 +9,7 @@ import numpy as np
 
 from capo.configs.algorithms import AlgorithmConfig
 from capo.configs.schema import EnvironmentConfig, LearnerConfig, ModelConfig, RunConfig
-from capo.learner.episodes import Episode
+from capo.learner.episodes import Episode, prompts
 from capo.protocol.records import EpisodeEnd, EpisodeStatus, Step, VersionSpan
 
 VOCABULARY = 23
@@ -125,6 +125,19 @@ def batch_of_episodes(count: int, *, seed: int = 0, **others: Any) -> list[Episo
         )
         for number in range(count)
     ]
+
+
+def cut_apart(played: Episode) -> Episode:
+    """The same prompts and actions, but every prompt is sent whole and so starts a segment."""
+    whole = list(prompts(played))
+    steps = tuple(
+        msgspec.structs.replace(one, keep=0, observation=prompt)
+        for one, prompt in zip(played.steps, whole, strict=False)
+    )
+    end = played.end
+    if end.final_observation is not None:
+        end = msgspec.structs.replace(end, final_keep=0, final_observation=whole[-1])
+    return msgspec.structs.replace(played, steps=steps, end=end)
 
 
 def run_config(

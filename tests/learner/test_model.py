@@ -9,7 +9,7 @@ from capo.learner.batch import build_batch
 from capo.learner.microbatch import collate
 from capo.learner.model import PolicyModel, Precision, load_critic, load_policy
 from capo.protocol.records import EpisodeStatus
-from tests.factories import VOCABULARY, batch_of_episodes, random_episode, tiny_policy
+from tests.factories import VOCABULARY, batch_of_episodes, cut_apart, random_episode, tiny_policy
 
 CPU = torch.device("cpu")
 FP64 = Precision(torch.float64, torch.float64)
@@ -130,7 +130,7 @@ def test_merged_steps_have_the_values_of_separate_ones(folder):
     torch.nn.init.normal_(critic.classifier.score.weight)
     merged = random_episode(3, num_steps=5, rebuilt=0.0, status=EpisodeStatus.TRUNCATED)
     apart = random_episode(3, num_steps=5, rebuilt=0.0, status=EpisodeStatus.TRUNCATED)
-    apart = _cut_apart(apart)
+    apart = cut_apart(apart)
     read = []
     for played in (merged, apart):
         batch = build_batch([played])
@@ -158,18 +158,3 @@ def test_no_random_draw_is_left(folder, placed):
     second, _ = model(collate(placed, CPU), 1.0)
     assert model.causal_lm.training
     assert torch.equal(first, second)
-
-
-def _cut_apart(played):
-    """The same prompts and actions, but every prompt is sent whole and so starts a segment."""
-    from msgspec.structs import replace
-
-    from capo.learner.episodes import prompts
-
-    whole = list(prompts(played))
-    steps = tuple(
-        replace(step, keep=0, observation=prompt)
-        for step, prompt in zip(played.steps, whole, strict=False)
-    )
-    end = replace(played.end, final_keep=0, final_observation=whole[-1])
-    return replace(played, steps=steps, end=end)
