@@ -93,6 +93,10 @@ class Trainer:
         for name, tensor in gathered(self._models.policy.model.causal_lm):
             yield name, tensor.to(self._dtype)
 
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self._models.policy.model.causal_lm.config.vocab_size)
+
     @torch.no_grad()
     def logprobs(self, tokens: IntArray | Sequence[int]) -> Tensor:
         """log p(token | those before it) at temperature 1 for all tokens but the first, float [n-1]
@@ -135,8 +139,11 @@ class Trainer:
         """
         state = self._read_state(folder)
         try:
+            tensors = {
+                name: load_file(self._state_file(folder, name)) for name, _ in self._engines()
+            }
             for name, engine in self._engines():
-                engine.load_state(load_file(self._state_file(folder, name)))
+                engine.load_state(tensors[name])
         except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"the checkpoint {folder} cannot be loaded: {error}") from error
         self.version = state.version
