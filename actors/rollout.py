@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 async def play(
     lease: Lease, env: Env, chat: Chat, engine: Engine, config: RolloutConfig
-) -> AsyncIterator[Step | EpisodeEnd]:
+) -> AsyncGenerator[Step | EpisodeEnd, None]:
     """Yields every Step as soon as its reward is known, and exactly one EpisodeEnd at last.
 
     Raises nothing but CancelledError; the environment stays open, its owner closes it.

@@ -123,7 +123,7 @@ class VllmEngine:
     def __init__(self, llm: Any, workers: int, start_s: float) -> None:
         self.start_s = start_s
         self.version = -1
-        self.broken = ""
+        self._broken = ""
         self.workers = workers
         self._llm = llm
         self._next_request = count()
@@ -132,6 +132,13 @@ class VllmEngine:
         self._verified.set()
         self._updating = asyncio.Lock()
         self._group: GroupForm | None = None
+
+    @property
+    def broken(self) -> str:
+        """Also notices a core that died while nothing was asked of it."""
+        if not self._broken and self._llm is not None and self._llm.errored:
+            self._broken = "the inference engine's process died"
+        return self._broken
 
     async def generate(
         self,
@@ -329,7 +336,7 @@ class VllmEngine:
             await self._llm.abort(list(self._requests))
 
     def _break(self, reason: str) -> None:
-        self.broken = self.broken or reason
+        self._broken = self._broken or reason
 
 
 def _sample(output: _Output, stop_token_ids: Sequence[int]) -> Sample:

@@ -1,0 +1,345 @@
+"""The core of an actor process: plays what it is granted, tells every step, takes new weights.
+
+It needs only the learner's address; the rest comes with the Welcome. It outlives its learner: when
+that is gone, episodes go on until the delivery window is full, and after the reconnect everything
+unacked is delivered again. Every task belongs to one group; whatever ends the actor ends in `run`.
+"""
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import socket
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from capo.actors.chat import Chat, load_chat
+from capo.actors.engine import Engine
+from capo.actors.env_pool import EnvPool
+from capo.actors.rollout import play
+from capo.actors.weight_duty import WeightDuty
+from capo.configs.schema import RolloutConfig
+from capo.envs.registry import load_factory
+from capo.protocol.client import ActorClient
+from capo.protocol.errors import CapoError, EngineError, EnvError, PeerLostError, ProtocolError
+from capo.protocol.keys import ActorKeys
+from capo.protocol.messages import (
+    PROTOCOL_VERSION,
+    ActorHeartbeat,
+    ActorSetup,
+    Drain,
+    Goodbye,
+    Grant,
+    GroupForm,
+    GroupInvite,
+    Hello,
+    Ready,
+    Revoke,
+    ToActor,
+    UpdateWeights,
+    WeightsReport,
+    Welcome,
+)
+from capo.protocol.records import EpisodeEnd, EpisodeStatus, Lease, Step
+
+UNLIMITED = 2**20  # as many episodes as the run's configuration says
+FLUSH_TIMEOUT_S = 60.0
+
+
+class StartEngine(Protocol):
+    def __call__(self, setup: ActorSetup, rollout: RolloutConfig) -> Awaitable[Engine]: ...
+
+
+class Worker:
+    """One per actor process; `run` once. `drain` may be called from a signal handler of the loop.
+
+    `capacity` 0 leaves the number of episodes at once to the run's configuration. `progress` gets
+    one line for people whenever what this actor waits for changes.
+    """
+
+    def __init__(
+        self,
+        start_engine: StartEngine,
+        transports: tuple[str, ...],
+        *,
+        name: str = "",
+        capacity: int = 0,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._start_engine = start_engine
+        self._transports = transports
+        self._name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self._actor_id = f"{self._name}-{uuid.uuid4().hex[:8]}"[-200:]
+        self._capacity = capacity
+        self._progress = progress
+        self._run_id = ""
+        self._digest = ""
+        self._concurrency = 0
+        self._engine: Engine | None = None
+        self._duty: WeightDuty | None = None
+        self._chat: Chat
+        self._config: RolloutConfig
+        self._envs: EnvPool
+        self._setting_up: asyncio.Task[None] | None = None
+        self._waiting_for = ""
+        self._pending: deque[Lease] = deque()
+        self._playing: dict[str, asyncio.Task[None]] = {}
+        self._leaving = asyncio.Event()
+        self._reason = ""
+        self._failure: CapoError | None = None
+        self._counts = _Counts()
+
+    def drain(self, reason: str, *, abort: bool = False) -> None:
+        """Play to the end what is being played (or drop it), deliver it, say goodbye, return."""
+        if not self._leaving.is_set():
+            self._reason = reason
+            self._leaving.set()
+        self._pending.clear()
+        if abort:
+            for task in self._playing.values():
+                task.cancel()
+
+    async def run(
+        self, address: str, keys: ActorKeys | None = None, patience_s: float = float("inf")
+    ) -> None:
+        """Returns after a drain; raises a CapoError that says what ended this actor otherwise."""
+        self._wait_for(f"the learner at {address}")
+        try:
+            async with ActorClient(
+                address,
+                self._hello,
+                keys,
+                make_heartbeat=self._heartbeat,
+                patience_s=patience_s,
+            ) as self._client:
+                await self._work()
+        except* CapoError as group:
+            raise _first(group) from None
+        finally:
+            if self._engine is not None:
+                await self._engine.close()
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as self._tasks:
+            listening = self._tasks.create_task(self._listen())
+            watching = self._tasks.create_task(self._watch())
+            await self._leaving.wait()
+            self._wait_for(f"{len(self._playing)} episodes to end ({self._reason})")
+            while self._playing:
+                await asyncio.wait(self._playing.values())
+            self._wait_for("the learner to commit what was delivered")
+            with contextlib.suppress(PeerLostError):
+                await self._client.flush(FLUSH_TIMEOUT_S)
+            await self._client.send(Goodbye(reason=self._reason))
+            listening.cancel()
+            watching.cancel()
+            if self._setting_up is not None:
+                self._setting_up.cancel()
+            if self._duty is not None:
+                self._duty.stop()
+        if hasattr(self, "_envs"):
+            await self._envs.close()
+        if self._failure is not None:
+            raise self._failure
+
+    # -- messages -------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        async for message in self._client.messages():
+            await self._handle(message)
+
+    async def _handle(self, message: ToActor) -> None:
+        if isinstance(message, Welcome):
+            await self._on_welcome(message)
+        elif isinstance(message, Grant):
+            if not self._leaving.is_set():
+                self._pending.extend(message.leases)
+                self._play_pending()
+        elif isinstance(message, Revoke):
+            self._revoke(message)
+        elif isinstance(message, GroupInvite | GroupForm | UpdateWeights):
+            if self._duty is not None:
+                await self._duty.handle(message)
+        elif isinstance(message, Drain):
+            self.drain(message.reason, abort=message.abort)
+
+    async def _on_welcome(self, welcome: Welcome) -> None:
+        self._run_id = welcome.run_id
+        if self._engine is not None:
+            await self._client.send(Ready(weights_version=self._engine.version))
+        elif self._setting_up is None:
+            if welcome.setup is None:
+                raise ProtocolError(
+                    f"{welcome.learner_name} sent no setup to an actor that has none; "
+                    "start the actor anew"
+                )
+            self._setting_up = self._tasks.create_task(self._set_up(welcome.setup))
+
+    async def _set_up(self, setup: ActorSetup) -> None:
+        self._wait_for("the engine to start")
+        config = msgspec.json.decode(setup.rollout, type=RolloutConfig)
+        self._chat = await asyncio.to_thread(load_chat, setup)
+        options = json.loads(setup.environment_options)
+        factory = await asyncio.to_thread(load_factory, setup.environment, options)
+        self._envs = EnvPool(factory.make, config.env_timeout_s)
+        self._config = config
+        self._concurrency = min(self._capacity or UNLIMITED, config.concurrency)
+        engine = await self._start_engine(setup, config)
+        self._duty = WeightDuty(engine, self._client.send, self._on_weights, self._tasks)
+        self._engine = engine
+        self._digest = setup.tokenizer_digest
+        await self._client.send(Ready(weights_version=engine.version))
+        self._wait_for("weights")
+
+    def _on_weights(self, report: WeightsReport) -> None:
+        self._counts.broadcasts += 1
+        self._counts.pause_s += report.pause_s
+        self._check_engine()
+        if not report.error:
+            self._play_pending()
+        self._say_what_is_missing()
+
+    # -- episodes -------------------------------------------------------------------------------
+
+    def _play_pending(self) -> None:
+        engine = self._engine
+        if engine is None or engine.version < 0:
+            return
+        while self._pending and len(self._playing) < self._concurrency:
+            lease = self._pending.popleft()
+            if lease.episode_id in self._playing:
+                continue
+            task = self._tasks.create_task(self._episode(lease, engine))
+            self._playing[lease.episode_id] = task
+            task.add_done_callback(functools.partial(self._ended, lease.episode_id))
+        self._say_what_is_missing()
+
+    def _ended(self, episode_id: str, task: asyncio.Task[None]) -> None:
+        self._playing.pop(episode_id, None)
+        if not self._leaving.is_set():
+            self._play_pending()
+
+    def _revoke(self, revoke: Revoke) -> None:
+        unwanted = set(revoke.episode_ids)
+        self._pending = deque(lease for lease in self._pending if lease.episode_id not in unwanted)
+        for episode_id in unwanted & self._playing.keys():
+            self._playing[episode_id].cancel()
+
+    async def _episode(self, lease: Lease, engine: Engine) -> None:
+        num_steps = 0
+        env = None
+        healthy = False
+        try:
+            env = await self._envs.take()
+            records = play(lease, env, self._chat, engine, self._config)
+            async with contextlib.aclosing(records):
+                async for record in records:
+                    if isinstance(record, Step):
+                        await self._client.deliver(steps=[record])
+                        num_steps += 1
+                        self._counts.tokens += len(record.action)
+                    else:
+                        await self._client.deliver(ends=[record])
+                        healthy = record.status is not EpisodeStatus.ENV_ERROR
+                        self._counts.count(record)
+        except (EnvError, ProtocolError) as error:  # nothing to play in, or what it said is unfit
+            end = EpisodeEnd(
+                episode_id=lease.episode_id,
+                status=EpisodeStatus.ENV_ERROR,
+                num_steps=num_steps,
+                error=str(error)[:1000],
+            )
+            await self._client.deliver(ends=[end])
+            self._counts.count(end)
+        finally:
+            if env is not None and healthy:
+                self._envs.give_back(env)
+            elif env is not None:
+                await self._envs.discard(env)
+        self._check_engine()
+
+    # -- watching -------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._check_engine()
+
+    def _check_engine(self) -> None:
+        if self._engine is not None and self._engine.broken and self._failure is None:
+            self._failure = EngineError(f"{self._name} stops: {self._engine.broken}")
+            self.drain(self._engine.broken)
+
+    def _say_what_is_missing(self) -> None:
+        if self._engine is None or self._leaving.is_set():
+            return
+        if self._playing:
+            self._wait_for("")
+        else:
+            self._wait_for("weights" if self._engine.version < 0 else "leases")
+
+    def _wait_for(self, what: str) -> None:
+        if what != self._waiting_for:
+            self._waiting_for = what
+            self._progress(f"waiting for {what}" if what else "playing")
+
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol_version=PROTOCOL_VERSION,
+            actor_id=self._actor_id,
+            actor_name=self._name,
+            run_id=self._run_id,
+            tokenizer_digest=self._digest,
+            capacity=self._concurrency or self._capacity or UNLIMITED,
+            transports=self._transports,
+            held_leases=(*self._playing, *(lease.episode_id for lease in self._pending)),
+            weights_version=-1 if self._engine is None else self._engine.version,
+        )
+
+    def _heartbeat(self) -> ActorHeartbeat:
+        return ActorHeartbeat(
+            running=len(self._playing),
+            waiting_for=self._waiting_for,
+            metrics=self._counts.metrics(time.monotonic()),
+        )
+
+
+class _Counts:
+    """What an actor counts since it started; rates are since the last heartbeat."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.broadcasts = 0
+        self.pause_s = 0.0
+        self.ended = dict.fromkeys(EpisodeStatus, 0)
+        self._last = (time.monotonic(), 0)
+        self._rate = 0.0
+
+    def count(self, end: EpisodeEnd) -> None:
+        self.ended[end.status] += 1
+
+    def metrics(self, now: float) -> dict[str, float]:
+        then, tokens = self._last
+        if now - then >= 0.5:
+            self._rate = (self.tokens - tokens) / (now - then)
+            self._last = (now, self.tokens)
+        return {
+            "tokens_per_s": self._rate,
+            "tokens": float(self.tokens),
+            "broadcasts": float(self.broadcasts),
+            "pause_s": self.pause_s,
+        } | {f"episodes_{status.value}": float(count) for status, count in self.ended.items()}
+
+
+def _first(group: BaseExceptionGroup[CapoError]) -> CapoError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, CapoError)
+    return error
