@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
-from capo.configs.schema import NetworkConfig
+from capo.configs.schema import NetworkConfig, RolloutConfig
 from capo.learner.run_file import RunFile
 from capo.learner.scheduler import Scheduler
 from capo.learner.status_file import ActorStatus, LearnerStatus, write_status
@@ -81,6 +82,7 @@ class Service:
         self._name = name
         self._run_dir = run_dir
         self._setup = setup
+        self._max_capacity = msgspec.json.decode(setup.rollout, type=RolloutConfig).concurrency
         self._network = network
         self._run_file = run_file
         self._scheduler = scheduler
@@ -124,7 +126,7 @@ class Service:
             returning = hello.actor_id in self._actors or hello.run_id != ""
             self._actors[hello.actor_id] = Actor(
                 name=hello.actor_name,
-                capacity=hello.capacity,
+                capacity=min(hello.capacity, self._max_capacity),
                 transports=hello.transports,
                 weights_version=hello.weights_version,
                 ready=hello.weights_version >= 0,
@@ -192,12 +194,13 @@ class Service:
                 del self._expected[actor_id]
         for actor_id in overdue:
             self._scheduler.actor_lost(actor_id)
-        for actor_id, episode_id, reason in self._scheduler.take_revocations():
+        for revoked in self._scheduler.take_revocations():
             with self._lock:
-                actor = self._actors.get(actor_id)
+                actor = self._actors.get(revoked.actor_id)
                 if actor is not None:
-                    actor.playing.discard(episode_id)
-            self._server.send(actor_id, Revoke(episode_ids=(episode_id,), reason=reason))
+                    actor.playing.discard(revoked.episode_id)
+            revoke = Revoke(episode_ids=(revoked.episode_id,), reason=revoked.reason)
+            self._server.send(revoked.actor_id, revoke)
         self.deal()
         if now >= self._status_at:
             self._status_at = now + STATUS_EVERY_S
