@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from capo.configs.load import load
 from capo.envs.alfworld import AlfworldFactory
 from capo.envs.alfworld.games import Game
 from capo.envs.alfworld.tasks import pack, unpack
 from capo.envs.api import JSON, Action, Observation, Task, ToolCall, Transition
+from capo.envs.registry import load_factory
 from capo.protocol.errors import ConfigError, EnvError
 from tests.envs import textworld_games
 from tests.envs.small_house import TWO_MUGS_ON_SHELF, problem
@@ -210,7 +212,7 @@ def test_tasks_are_the_games_of_the_split_and_demonstrations_of_real_ones_fit() 
     ("options", "said"),
     [
         ({"max_step": 3}, "no key 'max_step'; did you mean 'max_steps'"),
-        ({"zzz": 3}, "no key 'zzz'; known are data"),
+        ({"zzz": 3}, "no key 'zzz'; it has data"),
         ({"max_steps": "many"}, "Expected `int`"),
         ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
         ({"history": -1}, "history is -1; it must be at least 0"),
@@ -229,3 +231,10 @@ def test_impossible_options_are_refused_with_a_hint(options: dict[str, JSON], sa
 
 def test_options_travel_as_json() -> None:
     assert AlfworldFactory(json.loads(json.dumps(OPTIONS))).make()
+
+
+def test_the_shipped_configuration_names_this_factory_and_its_options() -> None:
+    environment = load("configs/alfworld.toml").environment
+    factory = load_factory(environment.factory, environment.options)
+    assert isinstance(factory, AlfworldFactory)
+    assert {"success_reward", "format_reward", "invalid_penalty"} <= environment.options.keys()
