@@ -24,12 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(arguments)
     from capo.configs.load import InvalidConfigError
-    from capo.protocol.errors import CapoError, ConfigError
+    from capo.protocol.errors import CapoError, CheckpointError, ConfigError, RunFileError
 
     command: Callable[[argparse.Namespace], int] = _command(args.command)
     try:
         return command(args)
-    except (InvalidConfigError, ConfigError) as error:
+    except (InvalidConfigError, ConfigError, RunFileError, CheckpointError) as error:
         print(f"capo {args.command}: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except (CapoError, ModuleNotFoundError) as error:

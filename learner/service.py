@@ -91,6 +91,7 @@ class Service:
         self._lock = threading.RLock()
         self._actors: dict[str, Actor] = {}
         self._broadcaster: WeightBroadcaster | None = None
+        self._concurrency = msgspec.json.decode(setup.rollout, type=RolloutConfig).concurrency
         self._draining = False
         self._doing = ("starting", clock())
         self._status_at = clock()

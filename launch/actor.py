@@ -1,0 +1,82 @@
+"""`capo actor --connect ADDRESS`: one rollout node with a vLLM engine. Needs only the address."""
+
+import argparse
+import asyncio
+import logging
+import math
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvloop
+
+from capo.launch.diagnosis import tasks_on_sigquit
+from capo.protocol.errors import ConfigError
+
+EXIT_INTERRUPTED = 130
+
+
+def command(args: argparse.Namespace) -> int:
+    check_address(args.connect)
+    if args.capacity < 0:
+        raise ConfigError(f"--capacity must not be negative, got {args.capacity}.")
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
+    # The imports take 10-20 s; meanwhile the connection is made and the model described.
+    threading.Thread(target=_import_engine, daemon=True).start()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_work(args))
+
+
+def check_address(address: str) -> None:
+    """Raises ConfigError unless `address` is tcp://HOST:PORT."""
+    try:
+        parts = urlsplit(address)
+        good = parts.scheme == "tcp" and bool(parts.hostname) and bool(parts.port)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(
+            f"--connect takes the address that the learner prints, tcp://HOST:PORT; got {address!r}."
+        )
+
+
+async def _work(args: argparse.Namespace) -> int:
+    from capo.actors.vllm_engine import VllmEngine, start_engine, transports
+    from capo.actors.worker import Worker
+    from capo.configs.schema import RolloutConfig
+    from capo.protocol.keys import load_actor_keys
+    from capo.protocol.messages import ActorSetup
+
+    keys = load_actor_keys(Path(args.keys)) if args.keys else None
+    with tempfile.TemporaryDirectory(prefix="capo-actor-") as scratch:
+
+        async def start(setup: ActorSetup, rollout: RolloutConfig) -> VllmEngine:
+            return await start_engine(setup, rollout, Path(scratch) / "model")
+
+        worker = Worker(start, transports(), name=args.name, capacity=args.capacity, progress=_say)
+        loop = asyncio.get_running_loop()
+        tasks_on_sigquit(loop)
+        interrupts: list[int] = []
+
+        def interrupt(number: int) -> None:
+            interrupts.append(number)
+            abort = len(interrupts) > 1 or number == signal.SIGTERM
+            if not abort:
+                _say("finishing the episodes in play; once more drops them")
+            worker.drain("the actor was stopped", abort=abort)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt, number)
+        await worker.run(args.connect, keys, args.give_up_after or math.inf)
+    return EXIT_INTERRUPTED if len(interrupts) > 1 else 0
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def _import_engine() -> None:
+    import vllm.v1.engine.async_llm  # noqa: F401

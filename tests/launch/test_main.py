@@ -1,0 +1,82 @@
+"""The command line: what it refuses, it refuses in one sentence, with exit code 2."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def capo(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "capo.launch.main", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["check", "nowhere.toml"], ["nowhere.toml", "quickstart"]),
+        (["check", "quickstart", "--set", "learner.tokenbudget=1"], ["token_budget"]),
+        (["check", "quickstart", "--set", "learner.token_budget=-1"], ["positive", "-1"]),
+        (["check", "quickstart", "--set", "algorithm=grop"], ["grop", "grpo"]),
+        (["run"], ["CONFIG", "--resume"]),
+        (["learner", "quickstart", "--resume", "x"], ["CONFIG", "--resume"]),
+        (["learner", "--resume", "no_such_run"], ["no_such_run"]),
+        (["actor", "--connect", "nonsense"], ["nonsense", "tcp://"]),
+        (["replay", "no_such_run"], ["no_such_run"]),
+        (["report", "no_such_run"], ["no_such_run"]),
+        (["status", "no_such_run"], ["no_such_run"]),
+        (["export", "no_such_run"], ["no_such_run"]),
+        (["eval", "no_such_run"], ["no_such_run"]),
+        (["convert", "no_such.gguf", "somewhere"], ["no_such.gguf"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], words: list[str]) -> None:
+    done = capo(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"capo {arguments[0]}: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_learner_does_not_start_over_a_run_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "run.sqlite").write_bytes(b"somebody's data")
+    done = capo("learner", "quickstart", "--set", f'run_dir="{tmp_path}"')
+    assert done.returncode == 2
+    assert "--resume" in done.stderr
+    assert (tmp_path / "run.sqlite").read_bytes() == b"somebody's data"
+
+
+def test_a_file_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run.sqlite").write_bytes(b"not a database" * 100)
+    for command in ("replay", "report", "export", "eval"):
+        done = capo(command, str(tmp_path))
+        assert done.returncode == 2, done.stderr
+        assert "run.sqlite" in done.stderr
+    assert (tmp_path / "run.sqlite").read_bytes() == b"not a database" * 100
+
+
+def test_check_prints_the_resolved_configuration_and_the_plan() -> None:
+    done = capo("check", "quickstart", "--set", "scheduler.max_staleness=0")
+    assert done.returncode == 0, done.stderr
+    assert "max_staleness = 0" in done.stdout
+    assert "synchronous" in done.stdout
+    assert "optimizer steps" in done.stdout
+
+
+def test_keygen_makes_files_that_only_their_owner_reads(tmp_path: Path) -> None:
+    done = capo("keygen", str(tmp_path / "keys"), "--actors", "2")
+    assert done.returncode == 0, done.stderr
+    files = sorted((tmp_path / "keys").iterdir())
+    assert [file.name for file in files] == ["actor-0.key", "actor-1.key", "learner.key"]
+    assert all(file.stat().st_mode & 0o077 == 0 for file in files)
+    assert capo("keygen", str(tmp_path / "keys")).returncode == 2
