@@ -64,7 +64,7 @@ class Episode:
 
 
 class AlfworldEnv:
-    """The environment's async face. A step takes far less than a millisecond, so nothing blocks."""
+    """The environment's async face. A step takes under a millisecond and a reset a few: none blocks."""
 
     def __init__(self, options: AlfworldOptions) -> None:
         self._options = options

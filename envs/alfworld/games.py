@@ -102,7 +102,10 @@ def read_games(folder: Path, split: str, families: tuple[str, ...] = FAMILIES) -
             )
         games = [game for game in _read_compact(found) if game.family in families]
     if not games:
-        raise ConfigError(f"{found} has no playable game of the families {', '.join(families)}")
+        raise ConfigError(
+            f"{found} has no playable game of the families {', '.join(families)}; choose other "
+            "families, or download the games with `alfworld-download`"
+        )
     ids = [game.id for game in games]
     if len(set(ids)) < len(ids):
         raise EnvError(f"{found} has two games with the id {max(ids, key=ids.count)}")
@@ -121,7 +124,7 @@ def _read_official(split: Path, families: tuple[str, ...]) -> Iterator[Game]:
             raise EnvError(f"{path} is not a readable game ({error}); {_DOWNLOAD}") from error
         if not file.solvable:
             continue
-        _check_problem(file.pddl_problem, path)
+        _check_problem(file.pddl_problem, str(path), _DOWNLOAD)
         if missing := _KNOWN_COMMANDS - set(_COMMAND.findall(file.grammar)):
             raise EnvError(
                 f"{path} was made for other rules (no command {min(missing)!r}); {_DOWNLOAD}"
@@ -140,7 +143,7 @@ def _read_compact(path: Path) -> Iterator[Game]:
         with lzma.open(path) as lines:
             for number, line in enumerate(lines, start=1):
                 game = decoder.decode(line)
-                _check_problem(game.pddl_problem, path, f" line {number}")
+                _check_problem(game.pddl_problem, f"{path} line {number}", _REBUILD)
                 yield Game(game.id, game.task, game.pddl_problem, game.walkthrough)
     except msgspec.DecodeError as error:
         raise EnvError(f"{path} line {number} is not a game ({error}); {_REBUILD}") from error
@@ -148,8 +151,8 @@ def _read_compact(path: Path) -> Iterator[Game]:
         raise EnvError(f"{path} is torn after line {number} ({error}); {_REBUILD}") from error
 
 
-def _check_problem(problem: str, path: Path, where: str = "") -> None:
+def _check_problem(problem: str, where: str, remedy: str) -> None:
     """The cheap part of reading, so that a torn file is found before anything is played."""
     torn = problem.count("(") != problem.count(")")
     if torn or not all(section in problem for section in (":objects", ":init", ":goal")):
-        raise EnvError(f"{path}{where} holds a torn PDDL problem; {_DOWNLOAD}")
+        raise EnvError(f"{where} holds a torn PDDL problem; {remedy}")
