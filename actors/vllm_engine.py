@@ -7,6 +7,7 @@ vLLM, so `Sample.entropies` stays None.
 """
 
 import asyncio
+import gc
 import os
 import time
 import warnings
@@ -220,6 +221,8 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, 5.0)
+        del llm
+        gc.collect()  # it is in a cycle, and its __del__ fails once the interpreter goes down
 
     async def _update(self, update: UpdateWeights, group: GroupForm) -> WeightsReport:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

@@ -9,11 +9,7 @@ which everything is handed; it writes into the model as tensors come, so after a
 engine must stay paused until the next one. The NCCL path has not been run: it needs CUDA devices.
 """
 
-import multiprocessing
-import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,6 +24,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from capo.actors import gloo_group
+from capo.actors.child import end_with_parent
 from capo.actors.engine import UnreachableStoreError
 from capo.protocol.errors import WeightSyncError
 from capo.protocol.records import TensorSpec
@@ -266,21 +263,5 @@ def _in_thread(name: str, work: Callable[[], T]) -> "Future[T]":
     return future
 
 
-def _end_with_parent() -> None:
-    """A worker must not outlive its actor, nor die of the Ctrl-C that only asks it to drain."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        while os.getppid() == parent.pid:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end with parent", daemon=True).start()
-
-
-_end_with_parent()
+end_with_parent()
 WeightTransferEngineFactory.register_engine(BACKEND, CapoWeightTransfer)

@@ -28,3 +28,13 @@ def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "tokenizer.json").write_bytes(packed.read())
     shutil.copy(source / "tokenizer_config.json", folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def engine_world(tmp_path_factory: pytest.TempPathFactory):
+    """One real engine for the whole suite: it takes 10-60 s to start."""
+    from tests.actors.engine_world import EngineWorld
+
+    world = EngineWorld(tmp_path_factory.mktemp("model"))
+    yield world
+    world.close()
