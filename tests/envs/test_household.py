@@ -18,25 +18,37 @@ def act(env, text):
     return asyncio.run(env.step(Action(text=text)))
 
 
+async def play(env, task, commands):
+    """All transitions of one game."""
+    await env.reset(task, seed=0)
+    return [await env.step(Action(text=command)) for command in commands]
+
+
 def start(factory, index=0):
     task = factory.tasks("train")[index]
     env = factory.make()
     return task, env, asyncio.run(env.reset(task, seed=0))
 
 
-def test_the_expert_wins_every_game_within_the_turn_limit():
-    for sizes in ({}, {"places": 4, "containers": 2, "max_turns": 8}, {"containers": 0}):
-        factory = make({**SMALL, "noise": 0.0, **sizes})
-        for task in factory.tasks("train"):
-            env = factory.make()
-            asyncio.run(env.reset(task, seed=0))
-            pairs = factory.demonstrate(task, seed=1)
-            *before, last = [act(env, command) for _, command in pairs]
-            assert last.terminated
-            assert not last.truncated
-            assert last.reward == last.outcome == 1.0
-            assert not any(one.terminated or one.truncated or one.reward for one in before)
-            assert not any(one.info["invalid"] for one in (*before, last))
+async def play_as_shown(factory, tasks):
+    games = []
+    for task in tasks:
+        commands = [command for _, command in factory.demonstrate(task, seed=1)]
+        games.append(await play(factory.make(), task, commands))
+    return games
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"places": 4, "containers": 2, "max_turns": 8}, {"containers": 0}]
+)
+def test_the_expert_wins_every_game_within_the_turn_limit(sizes):
+    factory = make({**SMALL, "noise": 0.0, **sizes})
+    for *before, last in asyncio.run(play_as_shown(factory, factory.tasks("train"))):
+        assert last.terminated
+        assert not last.truncated
+        assert last.reward == last.outcome == 1.0
+        assert not any(one.terminated or one.truncated or one.reward for one in before)
+        assert not any(one.info["invalid"] for one in (*before, last))
 
 
 def test_a_demonstration_shows_what_the_environment_says():
@@ -81,9 +93,7 @@ def test_a_win_on_the_last_turn_is_a_win():
     task = factory.tasks("train")[0]
     commands = [command for _, command in factory.demonstrate(task, seed=0)]
     wasted = ["wait"] * (8 - len(commands))
-    env = factory.make()
-    asyncio.run(env.reset(task, seed=0))
-    last = [act(env, command) for command in (*wasted, *commands)][-1]
+    *_, last = asyncio.run(play(factory.make(), task, [*wasted, *commands]))
     assert last.terminated
     assert not last.truncated
 
