@@ -64,7 +64,7 @@ class Episode:
 
 
 class AlfworldEnv:
-    """The environment's async face. A step takes under a millisecond and a reset a few: none blocks."""
+    """The async face. A step takes under a millisecond and a reset a few, so nothing blocks."""
 
     def __init__(self, options: AlfworldOptions) -> None:
         self._options = options
