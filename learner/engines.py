@@ -51,7 +51,6 @@ class TrainEngine(Generic[Model]):
                 "zero_optimization": {
                     "stage": zero_stage,
                     "reduce_bucket_size": _bucket(parameters),
-                    "allgather_bucket_size": _bucket(parameters),
                 },
                 # Stage 0 clips here, because DeepSpeed would not report the norm there.
                 "gradient_clipping": max_grad_norm if zero_stage else 0.0,
@@ -200,11 +199,14 @@ def _initialize(
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
     import deepspeed.ops
+    from deepspeed.ops.op_builder.all_ops import ALL_OPS
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)
-    # On CPUs DeepSpeed would compile an extension for shared-memory collectives; gloo serves.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not torch.cuda.is_available():
+        # Otherwise DeepSpeed runs a compiler, to see which of its extensions it could build, and
+        # then builds one for shared-memory collectives. gloo and torch's AdamW need none.
+        deepspeed.ops.__compatible_ops__ = dict.fromkeys(ALL_OPS, False)
     warnings.filterwarnings("ignore", message=r".*torch\.distributed\.\w+_tensor", module="torch")
     defaults = {
         "train_micro_batch_size_per_gpu": 1,

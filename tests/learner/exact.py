@@ -16,16 +16,23 @@ from capo.learner.update import Models
 FLOAT64 = Precision(torch.float64, torch.float64)
 
 
-def exact_models(folder: Path, config: RunConfig, ranks: Ranks, *, reference: Path) -> Models:
+def exact_models(
+    folder: Path,
+    config: RunConfig,
+    ranks: Ranks,
+    *,
+    reference: Path,
+    precision: Precision = FLOAT64,
+) -> Models:
     """Policy and critic from `folder`, the critic with a random head so that values differ."""
-    policy = exact_norms(load_policy(folder, FLOAT64, ranks.device))
+    policy = exact_norms(load_policy(folder, precision, ranks.device))
     critic = None
     if needs_critic(config.algorithm):
-        critic = exact_norms(load_critic(folder, FLOAT64, ranks.device))
+        critic = exact_norms(load_critic(folder, precision, ranks.device))
         nn.init.normal_(critic.classifier.score.weight, generator=torch.Generator().manual_seed(5))
     frozen = None
     if needs_reference(config.algorithm):
-        frozen = freeze(exact_norms(load_policy(reference, FLOAT64, ranks.device)))
+        frozen = freeze(exact_norms(load_policy(reference, precision, ranks.device)))
         shard_frozen(frozen, config.learner.zero_stage)
     settings = {
         "zero_stage": config.learner.zero_stage,

@@ -1,0 +1,63 @@
+"""One of several ranks, as its own process: updates, saves, loads, and writes down what it got.
+
+python rank_process.py RANK WORLD_SIZE FOLDER ZERO_STAGE
+"""
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import torch.distributed as dist
+
+from capo.configs.schema import RunConfig
+from capo.learner.engines import gathered
+from capo.learner.model import Precision
+from capo.learner.ranks import join
+from capo.learner.results import compare, encode
+from capo.learner.trainer import Trainer
+from capo.learner.update import Models, run_update
+from tests.factories import batch_of_episodes, run_config
+from tests.learner.exact import exact_models
+
+EPISODES = batch_of_episodes(7, seed=1)
+
+
+def config(zero_stage: int):
+    return run_config(
+        minibatches=2, token_budget=40, zero_stage=zero_stage, policy_lr=1e-3, max_grad_norm=0.5
+    )
+
+
+def float32_models(policy: Path, settings: RunConfig) -> Models:
+    """DeepSpeed reduces no float64 gradients."""
+    return exact_models(policy, settings, join(), reference=policy, precision=Precision())
+
+
+def main(rank: int, world_size: int, folder: Path, zero_stage: int) -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
+    store = f"file://{folder}/store-{zero_stage}-{world_size}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
+    ranks = join()
+    assert (ranks.rank, ranks.world_size) == (rank, world_size)
+    models = float32_models(folder / "policy", config(zero_stage))
+    result = run_update(EPISODES, 0, models, config(zero_stage), ranks)
+    (folder / f"result-{zero_stage}-{rank}").write_bytes(encode(result))
+
+    trainer = Trainer(config(zero_stage), folder / "policy")
+    trainer.update(EPISODES, 0)
+    checkpoint = folder / f"checkpoint-{zero_stage}"
+    trainer.save(checkpoint)
+    went_on = trainer.update(EPISODES, 1)
+    resumed = Trainer(config(zero_stage), folder / "policy")
+    resumed.load(checkpoint)
+    differences = compare(went_on, resumed.update(EPISODES, 1))
+    assert differences == [], differences
+    names = [name for name, _ in gathered(models.policy.model.causal_lm)]
+    assert names == [name for name, _ in trainer.weights()]
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
