@@ -6,7 +6,6 @@ import logging
 import math
 import signal
 import tempfile
-import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,8 +23,6 @@ def command(args: argparse.Namespace) -> int:
     if args.capacity < 0:
         raise ConfigError(f"--capacity must not be negative, got {args.capacity}.")
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
-    # The imports take 10-20 s; meanwhile the connection is made and the model described.
-    threading.Thread(target=_import_engine, daemon=True).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_work(args))
 
@@ -39,7 +36,7 @@ def check_address(address: str) -> None:
         good = False
     if not good:
         raise ConfigError(
-            f"--connect takes the address that the learner prints, tcp://HOST:PORT; got {address!r}."
+            f"--connect takes the address that a learner prints, tcp://HOST:PORT; got {address!r}."
         )
 
 
@@ -76,7 +73,3 @@ async def _work(args: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
-
-
-def _import_engine() -> None:
-    import vllm.v1.engine.async_llm  # noqa: F401

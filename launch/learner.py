@@ -19,6 +19,7 @@ from capo.configs.load import apply_override, from_raw, load, to_json
 from capo.configs.schema import RunConfig
 from capo.envs.api import EnvFactory
 from capo.envs.registry import load_factory
+from capo.launch import libraries
 from capo.launch.diagnosis import stacks_on_sigquit
 from capo.launch.progress import Progress
 from capo.launch.run_directory import choose_run_directory, config_of
@@ -71,6 +72,7 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Event) -> int:
+    libraries.prepare()
     from capo.launch.assemble import assemble
     from capo.launch.outcome import evaluation_line
     from capo.learner.loop import Loop, Stopped
