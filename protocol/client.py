@@ -327,8 +327,8 @@ class ActorClient:
                 failure = CapoError(f"the actor's side of the wire broke: {error!r}")
                 failure.__cause__ = error
             self._failure = failure
-            self._link.close()
             self._wake_all(failure)
+            self._link.close()
 
     def _wake_all(self, error: CapoError) -> None:
         self._outbox.fail(error)

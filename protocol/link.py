@@ -22,6 +22,8 @@ from capo.protocol.sockets import OnFailure, Parts, Pump
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 5.0
 REMIND_S = 30.0
+REOPEN_S = 30.0  # without a connection; libzmq retries most failures by itself, but not all
+NO_HANDSHAKE = "no handshake: the learner's key is another, or only one side uses keys"
 SETUP_LIMITS = Limits(max_header_bytes=256 * MIB, max_message_bytes=256 * MIB)
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class Link:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._pump: Pump | None = None
         self._close_monitor: Callable[[], None] = lambda: None
+        self._opened_at = 0.0
         self._hello_sent_at: float | None = None
         self._retries = 0
         self._note = "nobody has answered yet"
@@ -81,7 +84,7 @@ class Link:
             self._keys.apply(socket)
         monitor = socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED
-            | zmq.EVENT_CONNECT_RETRIED
+            | zmq.EVENT_CLOSED
             | zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -91,6 +94,7 @@ class Link:
             socket.connect(self._address)
         except zmq.ZMQError as error:
             socket.disable_monitor()
+            monitor.close(linger=0)
             socket.close(linger=0)
             raise CapoError(
                 f"cannot connect to {self._address!r}: {error.strerror}; "
@@ -99,10 +103,11 @@ class Link:
         watch = Pump(monitor, Limits(), self._observe, lambda: None, self._on_failure)
 
         def close_monitor() -> None:
+            socket.disable_monitor()  # blocks if nobody is there to take its last event
             watch.close()
-            socket.disable_monitor()
 
         self._close_monitor = close_monitor
+        self._opened_at = self._loop.time()
         self._pump = Pump(socket, SETUP_LIMITS, self._on_message, self._on_ready, self._on_failure)
         self.introduce()
 
@@ -155,6 +160,8 @@ class Link:
                 self.open()
         elif self._hello_sent_at is None:
             self._say_hello()
+            if self._hello_sent_at is None and now - self._opened_at > REOPEN_S:
+                self.give_up(self._note)
         else:
             self._hello_sent_at += stall_s
             if now - self._hello_sent_at > self._patience.hello_s:
@@ -194,15 +201,18 @@ class Link:
                 f"the learner at {self._address} does not let this actor's key in; "
                 "make one with `capo keygen`, or add its public key to the learner's key file"
             )
-        if event == zmq.EVENT_CONNECT_RETRIED:
+        if event == zmq.EVENT_CLOSED:
             self._note = "nobody listens there"
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._note = "it takes the connection but has not answered Hello yet"
             if not self.connected and self._hello_sent_at is None:
                 self._say_hello()
         elif event == zmq.EVENT_DISCONNECTED:
-            self._note = "the connection broke"
+            if self.connected or self._hello_sent_at is not None:
+                self._note = "the connection broke"
             if not self.leaving:
                 self.introduce()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._note = NO_HANDSHAKE
         else:
-            self._note = "no handshake: the learner's key is another, or only one side uses keys"
+            self.give_up(NO_HANDSHAKE)  # libzmq takes this for final

@@ -22,8 +22,8 @@ class Pump:
     """Hands every incoming message to `on_message`; `on_ready` follows whenever sending may go on.
 
     A message beyond `limits` is cut off where it exceeds them, so that the decoder sees that it is
-    too large while no more than that is kept. An exception of a callback goes to `on_failure`, and
-    the pump stops.
+    too large while no more than that is kept. An exception of a callback goes to `on_failure`;
+    nothing is read any more then, and the owner closes the pump.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._descriptor = socket.fileno()
         self._scheduled = False
-        self._closed = False
+        self._reading = True
         self._loop.add_reader(self._descriptor, self._wake)
         self._schedule()
 
@@ -59,10 +59,13 @@ class Pump:
 
     def close(self, linger_ms: int = 0) -> None:
         """Stop and close the socket; what was sent has `linger_ms` to leave."""
-        if not self._closed:
-            self._closed = True
+        self._stop()
+        self._socket.close(linger=linger_ms)
+
+    def _stop(self) -> None:
+        if self._reading:
+            self._reading = False
             self._loop.remove_reader(self._descriptor)
-            self._socket.close(linger=linger_ms)
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -70,16 +73,16 @@ class Pump:
             self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
-        if self._closed:
+        if not self._reading:
             return
         self._scheduled = True  # what the callbacks send is followed by a look below
         try:
             more = self._drain()
-            if not self._closed:
+            if self._reading:
                 self._on_ready()
             more = more or self._drain()
         except Exception as error:
-            self.close()
+            self._stop()
             self._on_failure(error)
             return
         self._scheduled = False
@@ -88,7 +91,7 @@ class Pump:
 
     def _drain(self) -> bool:
         for _ in range(BURST):
-            if self._closed:
+            if not self._reading:
                 return False
             try:
                 first = self._socket.recv(zmq.DONTWAIT)
