@@ -467,6 +467,15 @@ def test_whitening_has_mean_zero_and_variance_one_over_what_counts() -> None:
     close(targets.token_advantages.std(), 1.0, rtol=1e-6, atol=1e-6)
 
 
+def test_whitening_is_blind_to_what_left_the_batch() -> None:
+    batch = Batch([1, 1, 1, 1, 1, 1], seed=0)
+    algorithm = resolve({"preset": "dapo", "whiten": "action", "group_std": False})
+    rewards = vector([5.0, 5.0, 0.0, 1.0, 0.0, 4.0])
+    targets = assign_credit(batch.experience(algorithm, rewards=rewards), algorithm)
+    assert targets.counted.tolist() == [False, False, True, True, True, True]
+    close(targets.advantages[2:].std(), 1.0, rtol=1e-6, atol=1e-6)
+
+
 def test_what_is_missing_or_misshapen_is_named() -> None:
     batch = Batch([2, 1], seed=0)
     capo, grpo, ppo, gigpo = (resolve(name) for name in ("capo", "grpo", "ppo", "gigpo"))

@@ -305,7 +305,11 @@ def test_uncounted_actions_change_nothing_for_the_others() -> None:
 def test_the_kl_term_holds_dropped_actions_too() -> None:
     case = Case([4, 2], seed=2)
     algorithm = resolve({"behaviour_weight": "none", "kl_coefficient": 0.5})
-    inputs = _replaced(case.inputs(algorithm), action_kept=torch.tensor([False, False]))
+    inputs = _replaced(
+        case.inputs(algorithm),
+        action_kept=torch.tensor([False, True]),
+        token_kept=torch.tensor([True, True, True, True, False, False]),
+    )
     value, gradient, (loss,), _ = run(case.current, inputs, algorithm)
     log_r = case.reference - case.current
     k3 = (log_r.exp() - log_r - 1.0).split(case.lengths)
@@ -313,6 +317,20 @@ def test_the_kl_term_holds_dropped_actions_too() -> None:
     close(loss.kl_sum / 2, expected, **EXACT)
     close(value, 0.5 * expected, **EXACT)
     assert float(gradient.abs().min()) > 0.0
+
+
+def test_the_entropy_normalised_mask_follows_the_current_policy() -> None:
+    """A token at its behaviour log-prob when the batch began is dropped once the policy left it."""
+    algorithm = resolve({**PLAIN, "estr_tau": 0.05})
+    case = Case([3], seed=0)
+    inputs = case.inputs(algorithm, behaviour=case.proximal, entropies=vector([1.0, 1.0, 1.0]))
+    moved = case.proximal + vector([0.0, 0.3, 0.0])
+    _, before, _, _ = run(case.proximal, inputs, algorithm)
+    _, after, (loss,), _ = run(moved, inputs, algorithm)
+    assert float(before.abs().min()) > 0.0
+    assert float(after[1]) == 0.0
+    close(loss.z_sum, [0.0])
+    close(after[0], -case.advantages[0] / 2**0.5, **EXACT)
 
 
 def test_mu_is_that_of_the_whole_minibatch_not_of_the_part() -> None:
