@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from capo.configs.algorithm_checks import TOKEN_RATIOS, problem
 from capo.configs.presets import PRESETS
 
 
@@ -104,7 +105,6 @@ _CRITIC: Mapping[str, Literal["boundary", "token"]] = {
     "token_gae": "token",
 }
 _STATE_CREDIT = ("gigpo", "gagpo", "g2po", "hgpo")
-_TOKEN_RATIOS = ("token", "behaviour")
 
 
 def needs_groups(algorithm: AlgorithmConfig) -> bool:
@@ -173,9 +173,9 @@ def resolve(raw: str | Mapping[str, Any]) -> AlgorithmConfig:
 
 def check(algorithm: AlgorithmConfig) -> None:
     """Refuse what cannot be computed or makes no sense, with a sentence."""
-    problem = _range_problem(algorithm) or _combination_problem(algorithm)
-    if problem:
-        raise ValueError(f"algorithm: {problem}")
+    found = problem(algorithm, needs_critic(algorithm))
+    if found:
+        raise ValueError(f"algorithm: {found}")
 
 
 def describe(algorithm: AlgorithmConfig) -> list[str]:
@@ -232,7 +232,7 @@ def _credit_line(a: AlgorithmConfig) -> str:
 
 def _ratio_line(a: AlgorithmConfig) -> str:
     if a.ratio != "calibrated":
-        return f"per {'token' if a.ratio in _TOKEN_RATIOS else 'action (geometric mean)'}"
+        return f"per {'token' if a.ratio in TOKEN_RATIOS else 'action (geometric mean)'}"
     centring = "centred on the minibatch mean" if a.centre else "not centred"
     return f"per action, sum over length^{a.alpha:g}, {centring}"
 
@@ -252,74 +252,6 @@ def _behaviour_line(a: AlgorithmConfig) -> str:
         if value is not None:
             parts.append(f"{name} {value:g}")
     return ", ".join(parts) or "no correction"
-
-
-def _range_problem(a: AlgorithmConfig) -> str:
-    for name in ("gamma", "lam"):
-        value = getattr(a, name)
-        if not 0.0 <= value <= 1.0:
-            return f"{name} must lie in [0, 1], got {value:g}."
-    for name in ("clip_low", "clip_high", "kl_coefficient", "step_weight"):
-        value = getattr(a, name)
-        if not value >= 0.0:
-            return f"{name} must not be negative, got {value:g}."
-    for name in (
-        "behaviour_cap",
-        "trace_rho_cap",
-        "trace_c_cap",
-        "length_norm",
-        "reject_low",
-        "gate_positive",
-        "gate_negative",
-    ):
-        value = getattr(a, name)
-        if not value > 0.0:
-            return f"{name} must be positive, got {value:g}."
-    for name in ("veto", "estr_tau", "m2_threshold", "value_clip", "behaviour_floor"):
-        value = getattr(a, name)
-        if value is not None and not value > 0.0:
-            return f"{name} must be positive where it is set, got {value:g}."
-    if not 0.0 <= a.alpha <= 1.0:
-        return f"alpha must lie in [0, 1] (product to geometric mean), got {a.alpha:g}."
-    if a.dual_clip is not None and not a.dual_clip > 1.0:
-        return f"dual_clip must be above 1, got {a.dual_clip:g}."
-    if not a.reject_high > 0.0 or (a.reject.endswith("k1") and a.reject_high <= a.reject_low):
-        return f"reject_high {a.reject_high:g} must be above reject_low {a.reject_low:g}."
-    if a.history_length < 0:
-        return f"history_length must not be negative, got {a.history_length}."
-    return ""
-
-
-def _combination_problem(a: AlgorithmConfig) -> str:
-    if a.clip_low > 1.0 and a.clipping in ("clip", "band"):
-        return f"clip_low {a.clip_low:g} leaves no ratio below 1 to clip; use at most 1."
-    if a.clipping != "clip" and a.ratio not in _TOKEN_RATIOS:
-        return f"clipping {a.clipping!r} works on token ratios; set ratio = 'token'."
-    if a.dual_clip is not None and a.clipping != "clip":
-        return f"dual_clip belongs to clipping 'clip', not {a.clipping!r}."
-    if a.clip_bias != "none" and a.clipping != "clip":
-        return "clip_bias measures what clipping 'clip' removed; set clipping = 'clip'."
-    if a.clip_bias != "none" and a.ratio == "calibrated" and a.centre:
-        return "clip_bias is measured before mu is known; set centre = false."
-    if a.behaviour_floor is not None and a.behaviour_floor >= a.behaviour_cap:
-        return (
-            f"behaviour_floor {a.behaviour_floor:g} must be below"
-            f" behaviour_cap {a.behaviour_cap:g}."
-        )
-    if a.behaviour_weight == "token" and (a.ratio == "calibrated" or a.clipping == "gmpo"):
-        return (
-            "a weight per token cannot multiply a ratio per action; set behaviour_weight = 'geo'."
-        )
-    if a.ratio == "behaviour" and a.behaviour_weight != "none":
-        return (
-            "ratio 'behaviour' already divides by the behaviour policy;"
-            " set behaviour_weight = 'none'."
-        )
-    if a.drop_flat_groups and needs_critic(a):
-        return f"drop_flat_groups needs group credit, but {a.credit!r} uses a critic."
-    if a.value_clip is not None and not needs_critic(a):
-        return f"value_clip needs a critic, but credit {a.credit!r} has none."
-    return ""
 
 
 def _nearest(word: str, known: list[str]) -> str:
