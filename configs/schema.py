@@ -46,7 +46,8 @@ class WarmStartConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     demonstrations: int = 3000
     steps: int = 250
     batch_episodes: int = 24
-    lr: float = 4e-3
+    lr: float = 3e-3  # of embeddings, head and norms (AdamW)
+    matrix_lr: float = 0.02  # of the layers' matrices (Muon)
     warmup_steps: int = 30
     final_lr_factor: float = 0.1
 

@@ -78,6 +78,13 @@ def test_the_loss_is_the_mean_over_action_tokens_alone(folder, tmp_path):
     assert loss == pytest.approx(action_loss(folder, DEMONSTRATIONS), rel=1e-5)
 
 
+def test_every_parameter_is_trained(folder, tmp_path):
+    run(folder, tmp_path, WarmStartConfig(steps=1, batch_episodes=len(DEMONSTRATIONS)))
+    before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (folder, tmp_path))
+    for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
+        assert not torch.equal(old, new), name
+
+
 def test_the_same_seed_gives_the_same_weights(folder, tmp_path):
     for name, seed in (("one", 3), ("two", 3), ("three", 4)):
         run(folder, tmp_path / name, seed=seed)
