@@ -218,10 +218,12 @@ class Worker:
             task = self._tasks.create_task(self._episode(lease, engine))
             self._playing[lease.episode_id] = task
             task.add_done_callback(functools.partial(self._ended, lease.episode_id))
+        self._counts.busy(time.monotonic(), bool(self._playing))
         self._say_what_is_missing()
 
     def _ended(self, episode_id: str, task: asyncio.Task[None]) -> None:
         self._playing.pop(episode_id, None)
+        self._counts.busy(time.monotonic(), bool(self._playing))
         if not self._leaving.is_set():
             self._play_pending()
 
@@ -320,17 +322,32 @@ class _Counts:
         self.ended = dict.fromkeys(EpisodeStatus, 0)
         self._last = (time.monotonic(), 0)
         self._rate = 0.0
+        self._busy_s = 0.0
+        self._playing = False
+        self._since = time.monotonic()
+        self._busy_fraction = 0.0
 
     def count(self, end: EpisodeEnd) -> None:
         self.ended[end.status] += 1
 
+    def busy(self, now: float, playing: bool) -> None:
+        """Whether anything is played from `now` on."""
+        if self._playing:
+            self._busy_s += now - self._since
+        self._playing = playing
+        self._since = now
+
     def metrics(self, now: float) -> dict[str, float]:
         then, tokens = self._last
         if now - then >= 0.5:
+            self.busy(now, self._playing)
+            self._busy_fraction = self._busy_s / (now - then)
+            self._busy_s = 0.0
             self._rate = (self.tokens - tokens) / (now - then)
             self._last = (now, self.tokens)
         return {
             "tokens_per_s": self._rate,
+            "busy_fraction": self._busy_fraction,
             "tokens": float(self.tokens),
             "broadcasts": float(self.broadcasts),
             "pause_s": self.pause_s,
