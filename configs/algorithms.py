@@ -212,7 +212,7 @@ def describe(algorithm: AlgorithmConfig) -> list[str]:
 
 
 def _credit_line(a: AlgorithmConfig) -> str:
-    parts = [a.credit]
+    parts: list[str] = [a.credit]
     if a.credit not in ("group", "rloo"):
         parts.append(f"gamma {a.gamma:g}")
     if a.credit in ("action_gae", "token_gae", "vtrace", "gagpo"):
