@@ -4,7 +4,6 @@ Knows neither vLLM nor the model. Blocking; torch gives up the interpreter lock 
 these run well in a thread beside the engine. The sending end is learner/weight_transfer_gloo.py.
 """
 
-import hashlib
 import socket
 from datetime import timedelta
 from typing import Any
@@ -14,7 +13,7 @@ import torch.distributed
 
 from capo.actors.engine import UnreachableStoreError
 from capo.protocol.errors import WeightSyncError
-from capo.protocol.weight_layout import buckets
+from capo.protocol.weight_layout import buckets, checksum
 
 c10d: Any = torch.distributed  # its type stubs leave out what is needed here
 
@@ -52,9 +51,9 @@ def join(host: str, port: int, epoch: int, rank: int, world_size: int, timeout_s
 def receive(
     group: Any, total_bytes: int, bucket_bytes: int, timeout_s: float
 ) -> tuple[torch.Tensor, str]:
-    """The stream as one uint8 tensor [total_bytes], and the SHA-256 of what arrived.
+    """The stream as one uint8 tensor [total_bytes], and the checksum of what arrived.
 
-    A piece is hashed while the next one is on its way. WeightSyncError when another member breaks
+    A piece is summed up while the next one is on its way. WeightSyncError when a member breaks
     off; nothing but the new buffer was touched then.
     """
     timeout = timedelta(seconds=timeout_s)
@@ -62,19 +61,18 @@ def receive(
     options.rootRank = 0
     options.timeout = timeout
     stream = torch.empty(total_bytes, dtype=torch.uint8)
-    digest = hashlib.sha256()
+    total = ""
     arrived = stream[:0]
     try:
         for start, end in buckets(total_bytes, bucket_bytes):
             piece = stream[start:end]
             work = group.broadcast([piece], options)
-            digest.update(arrived.numpy().data)
+            total = checksum(arrived.numpy().data, total)
             work.wait(timeout)
             arrived = piece
     except RuntimeError as error:
         raise WeightSyncError(f"the transfer broke off ({_first_line(error)})") from error
-    digest.update(arrived.numpy().data)
-    return stream, digest.hexdigest()
+    return stream, checksum(arrived.numpy().data, total)
 
 
 def _own_address(host: str, port: int, timeout_s: float) -> str:

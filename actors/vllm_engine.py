@@ -61,11 +61,12 @@ async def start_engine(setup: ActorSetup, rollout: RolloutConfig, folder: Path) 
         )
     write_model_folder(setup, folder)
     started = time.monotonic()
+    started_llm: list[Any] = []
     try:
-        llm = await asyncio.to_thread(_start_llm, setup, rollout, folder)
+        await asyncio.to_thread(_start_llm, setup, rollout, folder, started_llm)
     except (RuntimeError, ValueError, OSError, ImportError) as error:
         raise EngineError(f"vLLM did not start: {error}") from error
-    return VllmEngine(llm, rollout.tensor_parallel_size, time.monotonic() - started)
+    return VllmEngine(started_llm.pop(), rollout.tensor_parallel_size, time.monotonic() - started)
 
 
 def write_model_folder(setup: ActorSetup, folder: Path) -> None:
@@ -77,7 +78,12 @@ def write_model_folder(setup: ActorSetup, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def _start_llm(setup: ActorSetup, rollout: RolloutConfig, folder: Path) -> Any:
+def _start_llm(
+    setup: ActorSetup, rollout: RolloutConfig, folder: Path, started_llm: list[Any]
+) -> None:
+    """Puts the AsyncLLM into a list: as a result it would stay in the thread's last frame, which
+    an exception inside vllm keeps, and so be deleted only when the interpreter goes down.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import torch
@@ -115,7 +121,7 @@ def _start_llm(setup: ActorSetup, rollout: RolloutConfig, folder: Path) -> Any:
         arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = rollout.gpu_memory_utilization
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    started_llm.append(AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)))
 
 
 class VllmEngine:

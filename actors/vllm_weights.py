@@ -2,7 +2,7 @@
 
 vLLM imports this module there as `worker_extension_cls`; importing it registers the transfer
 backend "capo". The backend speaks two transports. "gloo" is our own, for CPUs (and CUDA machines
-without NCCL between actor and learner): a thread receives the whole stream and checks its digest
+without NCCL between actor and learner): a thread receives the whole stream and checks its checksum
 while generation goes on; the model is touched only by `finish_weight_update`, under the pause. So a
 transfer that breaks off leaves the engine exactly as it was. "nccl" is vLLM's own engine, into
 which everything is handed; it writes into the model as tensors come, so after a broken transfer the
@@ -189,8 +189,8 @@ class CapoWeightTransfer(WeightTransferEngine[GroupInfo, UpdateInfo]):  # type: 
         )
         if info.checksum and checksum != info.checksum:
             raise WeightSyncError(
-                f"the bytes that arrived have the digest {checksum[:12]}, "
-                f"the learner sent {info.checksum[:12]}"
+                f"the bytes that arrived have the checksum {checksum}, "
+                f"the learner's have {info.checksum}"
             )
         return Staged(stream, plan, specs)
 

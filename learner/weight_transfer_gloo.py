@@ -4,7 +4,6 @@ Weights are copied once into one flat stream in main memory, hashed, and sent in
 no default process group, so one may follow the other. The receiving end: actors/gloo_group.py.
 """
 
-import hashlib
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.distributed
 
 from capo.learner.weight_transfer import NamedTensors, Payload, spec_of
 from capo.protocol.errors import WeightSyncError
-from capo.protocol.weight_layout import buckets, layout
+from capo.protocol.weight_layout import buckets, checksum, layout
 
 c10d: Any = torch.distributed  # its type stubs leave out what is needed here
 
@@ -46,13 +45,13 @@ class GlooTransport:
         named = [(name, tensor.detach()) for name, tensor in tensors]
         specs = tuple(spec_of(name, tensor) for name, tensor in named)
         plan = layout(specs)
-        stream = torch.zeros(plan.total_bytes, dtype=torch.uint8)
+        if len(self._stream) != plan.total_bytes:
+            self._stream = torch.zeros(plan.total_bytes, dtype=torch.uint8)
+        stream = self._stream  # the gaps stay zero: the layout of a model does not change
         for (_, tensor), offset, size in zip(named, plan.offsets, plan.sizes, strict=True):
             flat = stream[offset : offset + size].view(tensor.dtype)
             flat.view(tensor.shape).copy_(tensor)
-        self._stream = stream
-        checksum = hashlib.sha256(stream.numpy().data).hexdigest()
-        return Payload(specs, plan.total_bytes, checksum)
+        return Payload(specs, plan.total_bytes, checksum(stream.numpy().data))
 
     def endpoint(self) -> tuple[str, int]:
         return self._host, int(self._store.port)

@@ -1,10 +1,12 @@
 """How the tensors of a broadcast lie in one flat stream of bytes. Sender and receiver agree by it.
 
-Every tensor starts at a multiple of `ALIGNMENT`, so that it can be viewed in place in any dtype.
-Knows no torch: dtypes are names.
+Every tensor starts at a multiple of `ALIGNMENT`, so that it can be viewed in place in any dtype;
+gaps are zero. The checksum is a CRC-32 of the whole: it guards against faults, not against people,
+and costs a quarter of the time of a cryptographic digest. Knows no torch: dtypes are names.
 """
 
 import math
+import zlib
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -52,3 +54,8 @@ def buckets(total_bytes: int, bucket_bytes: int) -> list[tuple[int, int]]:
         (start, min(start + bucket_bytes, total_bytes))
         for start in range(0, total_bytes, bucket_bytes)
     ]
+
+
+def checksum(piece: memoryview, before: str = "") -> str:
+    """Of a stream's next piece, given that of the pieces before it."""
+    return f"{zlib.crc32(piece, int(before, 16) if before else 0):08x}"

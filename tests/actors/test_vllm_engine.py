@@ -232,12 +232,12 @@ def update_for(world: EngineWorld, version: int, **changes: object) -> UpdateWei
 
 
 def test_bytes_that_changed_on_the_way_never_reach_the_model(engine_world: EngineWorld) -> None:
-    update = update_for(engine_world, 6, checksum="0" * 64)
+    update = update_for(engine_world, 6, checksum="0" * 8)
     reporting = engine_world.start(engine_world.engine.update_weights(update))
     engine_world.transport.send(50_000, 10.0)
     report = reporting.result(60)
     assert report.broke_off
-    assert "digest" in report.error
+    assert "checksum" in report.error
     sample = engine_world.generate(PROMPT, max_tokens=20).result(60)
     assert sample.versions[0].version == 5
     assert gap(engine_world.policy, PROMPT, sample) < TOLERANCE
