@@ -25,7 +25,12 @@ EPISODES = batch_of_episodes(7, seed=1)
 
 def config(zero_stage: int):
     return run_config(
-        minibatches=2, token_budget=40, zero_stage=zero_stage, policy_lr=1e-3, max_grad_norm=0.5
+        minibatches=2,
+        token_budget=40,
+        zero_stage=zero_stage,
+        policy_lr=1e-3,
+        max_grad_norm=0.5,
+        gradient_checkpointing=zero_stage == 3,
     )
 
 
