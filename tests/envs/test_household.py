@@ -183,7 +183,7 @@ def test_games_and_demonstrations_do_not_depend_on_the_hash_seed():
         ({"plces": 3}, "did you mean 'places'"),
         ({"places": 1}, r"places is 1; it must lie between 2"),
         ({"containers": 4}, r"containers is 4; it must lie between 0 and 3"),
-        ({"objects": 99}, r"objects is 99; it must lie between 1 and 16"),
+        ({"objects": 99}, r"objects is 99; it must lie between 1 and 8"),
         ({"max_turns": 5}, r"max_turns is 5; it must lie between 6"),
         ({"noise": 1.5}, r"noise is 1.5; it must lie between 0 and 1"),
         ({"train_games": -1}, r"train_games is -1"),

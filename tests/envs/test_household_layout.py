@@ -44,8 +44,8 @@ def test_every_place_is_start_and_goal_alike():
 def test_the_world_is_larger_than_any_training_could_visit():
     drawn = 20_000
     repeated = drawn - len({encode(layout) for layout in draws(drawn)})
-    # n draws from N layouts repeat about n^2 / 2N times: fewer than 20 means N > 10 million.
-    assert repeated < 20
+    # n draws from N layouts repeat about n^2 / 2N times: fewer than 100 means N > 2 million.
+    assert repeated < 100
 
 
 def test_a_payload_comes_back_as_the_layout():
@@ -65,4 +65,4 @@ def test_a_digest_has_one_split_and_splits_have_their_share():
     assert 400 < shares["test"] < 600
 
 
-GOLDEN = "5a19b8027b91da791503f565"
+GOLDEN = "e89d319449ec07dffce6bab2"
