@@ -4,6 +4,7 @@ R rows: one per trained action and epoch. Knows no tensors and no models.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -67,7 +68,7 @@ def bin_labels(values: Integers, edges: tuple[int, ...]) -> list[str]:
     """The bin of each value: "3" for a bin of one number, "4_7", "48_up" for the last."""
     labels = [
         str(low) if high == low + 1 else f"{low}_{high - 1}"
-        for low, high in zip(edges, edges[1:], strict=False)
+        for low, high in pairwise(edges)
     ]
     labels.append(f"{edges[-1]}_up")
     found = np.searchsorted(np.asarray(edges), values, side="right") - 1
