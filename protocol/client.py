@@ -37,7 +37,6 @@ from capo.protocol.sockets import Parts
 from capo.protocol.validate import check_end, check_step
 
 TICK_S = 0.1
-STALL_S = 1.0  # a tick that comes this late was our own doing, not the learner's silence
 LINGER_MS = 500
 MAX_RESEND_FACTOR = 8.0
 MAX_CONTROLS = 256  # control messages that wait for the connection
@@ -105,7 +104,8 @@ class ActorClient:
         )
         try:
             self._link.open()
-        except CapoError:
+        except BaseException:
+            self._link.close()
             self._link.terminate()
             raise
         self._tasks = asyncio.TaskGroup()
@@ -169,6 +169,7 @@ class ActorClient:
             await parcel.packed
         except asyncio.CancelledError:
             self._outbox.withdraw(parcel)
+            self._see_settled()
             raise
 
     async def send(self, message: ToLearner) -> None:
@@ -208,10 +209,10 @@ class ActorClient:
         while self._failure is None:
             await asyncio.sleep(TICK_S)
             now = self._loop.time()
-            stall_s = now - before - TICK_S
+            stall_s = max(0.0, now - before - TICK_S)  # our own doing, not the learner's silence
             before = now
             try:
-                self._tick(now, stall_s if stall_s > STALL_S else 0.0)
+                self._tick(now, stall_s)
             except Exception as error:
                 self._fail(error)
 
@@ -259,6 +260,7 @@ class ActorClient:
             self._last_progress = self._loop.time()
         try:
             self._outbox.pack()
+            self._see_settled()
             self._flush()
         except Exception as error:
             self._fail(error)
@@ -308,9 +310,12 @@ class ActorClient:
         self._last_progress = self._loop.time()
         self._resend_factor = 1.0
         self._outbox.pack()
+        self._see_settled()
+        self._flush()
+
+    def _see_settled(self) -> None:
         if self._outbox.empty:
             self._settled.set()
-        self._flush()
 
     def _set_paused(self, paused: str) -> None:
         if paused and not self.paused:

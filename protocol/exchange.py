@@ -53,11 +53,12 @@ class Exchange:
         self._decoder: FrameDecoder[ToLearner] = FrameDecoder(ToLearner, limits)
         self._sessions: dict[str, Session] = {}
         self._by_identity: dict[bytes, Session] = {}
+        self._closing = False
         self._blocked: set[Session] = set()  # have messages that their connection did not take
         self._pump = Pump(socket, limits, self._receive, self._flush_blocked, on_failure)
 
     def beat(self, now: float, stall_s: float, heartbeat: LearnerHeartbeat) -> None:
-        """Send heartbeats that are due and find who is silent; `stall_s` was our own silence."""
+        """Send heartbeats that are due and find who is silent; `stall_s` long we did not listen."""
         frames = encode(heartbeat)
         for session in list(self._sessions.values()):
             if session.gone:
@@ -76,6 +77,11 @@ class Exchange:
             self._stats.undeliverable += 1
         else:
             self._send(session, frames)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more deliveries; commit and ack what was taken, as far as that can be done."""
+        self._closing = True
+        await self.commits.drain(timeout_s)
 
     def close(self, linger_ms: int) -> None:
         self._pump.close(linger_ms)
@@ -135,6 +141,8 @@ class Exchange:
             self._send_once(identity, encode(Reintroduce()))
 
     def _delivery(self, session: Session, delivery: Delivery, num_bytes: int) -> None:
+        if self._closing:
+            return  # it is delivered again to whoever comes after us
         verdict = session.judge(delivery.sequence)
         if verdict is Verdict.NEXT:
             if self.commits.pending_bytes + num_bytes > self._max_pending_bytes:
@@ -158,11 +166,12 @@ class Exchange:
 
     def _committed(self, deliveries: Deliveries) -> None:
         self._stats.commits += 1
-        touched: dict[str, Session] = {}
-        for actor_id, delivery in deliveries:
-            session = touched[actor_id] = self._sessions[actor_id]
-            session.committed = max(session.committed, delivery.sequence)
-        for session in touched.values():
+        last = {actor_id: delivery.sequence for actor_id, delivery in deliveries}
+        for actor_id, sequence in last.items():
+            session = self._sessions.get(actor_id)
+            if session is None:
+                continue  # lost, after a Hello that already found these in the run file
+            session.committed = max(session.committed, sequence)
             if session.gone:
                 self._forget(session)
             elif session.identity is not None:

@@ -24,7 +24,6 @@ from capo.protocol.keys import LearnerKeys, ZapGate, check_bind
 from capo.protocol.messages import LearnerHeartbeat, ToActor
 
 TICK_S = 0.1
-STALL_S = 1.0  # a tick that comes this late was our own doing, not the actors' silence
 START_TIMEOUT_S = 10.0
 LINGER_MS = 500
 HIGH_WATER_MARK = 256  # messages that libzmq queues per actor and direction
@@ -167,7 +166,7 @@ class Server:
             writing = tasks.create_task(self._exchange.commits.run())
             beating = tasks.create_task(self._beat())
             await self._ended
-            await self._exchange.commits.drain(self._drain_s)
+            await self._exchange.drain(self._drain_s)
             for task in (writing, beating):
                 task.cancel()
 
@@ -203,10 +202,10 @@ class Server:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            stall_s = now - before - TICK_S
+            stall_s = max(0.0, now - before - TICK_S)  # our own doing, not the actors' silence
             before = now
             self._handler.tick()
             heartbeat = self._heartbeat
             if self._exchange.commits.paused:
                 heartbeat = replace(heartbeat, paused=self._exchange.commits.paused)
-            self._exchange.beat(now, stall_s if stall_s > STALL_S else 0.0, heartbeat)
+            self._exchange.beat(now, stall_s, heartbeat)

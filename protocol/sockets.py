@@ -94,19 +94,19 @@ class Pump:
             if not self._reading:
                 return False
             try:
-                first = self._socket.recv(zmq.DONTWAIT)
+                first = self._socket.recv(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return False
             self._on_message(self._receive_rest(first))
         return True
 
-    def _receive_rest(self, first: bytes) -> Parts:
-        parts = [first]
+    def _receive_rest(self, frame: zmq.Frame) -> Parts:
+        parts = [frame.bytes]
         size = 0
-        socket = self._socket
-        while socket.getsockopt(zmq.RCVMORE):
-            part = socket.recv(zmq.DONTWAIT)
+        while frame.more:
+            frame = self._socket.recv(zmq.DONTWAIT, copy=False)
             if len(parts) < self._max_parts and size <= self._max_bytes:
+                part = frame.bytes
                 parts.append(part)
                 size += len(part)
         return parts

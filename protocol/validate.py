@@ -5,6 +5,7 @@ a run file: NaN rewards, spans that do not cover the action, numbers no database
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +21,31 @@ MAX_NAMED_VALUES = 256  # entries of `info` or `metrics`
 MAX_TEXT_LENGTH = 1 << 16
 
 
+INT32 = np.dtype(np.int32)
+FLOAT32 = np.dtype(np.float32)
+
+
+class _Fault(Exception):
+    """What is wrong, said without where: that costs time and is rarely needed."""
+
+
 def check_hello(hello: Hello) -> None:
     """Raise ProtocolError unless `hello` introduces an actor."""
-    _check_id("Hello", "actor_id", hello.actor_id)
-    _check_text("Hello", "actor_name", hello.actor_name, MAX_ID_LENGTH)
-    _check_text("Hello", "run_id", hello.run_id, MAX_ID_LENGTH)
-    _check_text("Hello", "tokenizer_digest", hello.tokenizer_digest, MAX_ID_LENGTH)
-    _check_number("Hello", "capacity", hello.capacity, 1)
-    _check_number("Hello", "weights_version", hello.weights_version, -1)
-    if len(hello.transports) > 16:
-        raise ProtocolError(f"Hello: {len(hello.transports)} transports; at most 16 are taken")
-    for transport in hello.transports:
-        _check_id("Hello", "transport", transport)
-    for lease in hello.held_leases:
-        _check_id("Hello", "held lease", lease)
+    try:
+        _check_id("actor_id", hello.actor_id)
+        _check_text("actor_name", hello.actor_name, MAX_ID_LENGTH)
+        _check_text("run_id", hello.run_id, MAX_ID_LENGTH)
+        _check_text("tokenizer_digest", hello.tokenizer_digest, MAX_ID_LENGTH)
+        _check_number("capacity", hello.capacity, 1)
+        _check_number("weights_version", hello.weights_version, -1)
+        if len(hello.transports) > 16:
+            raise _Fault(f"{len(hello.transports)} transports; at most 16 are taken")
+        for transport in hello.transports:
+            _check_id("transport", transport)
+        for lease in hello.held_leases:
+            _check_id("held lease", lease)
+    except _Fault as fault:
+        raise ProtocolError(f"Hello: {fault}") from None
 
 
 def check_delivery(delivery: Delivery) -> None:
@@ -50,110 +62,112 @@ def check_delivery(delivery: Delivery) -> None:
 
 def check_step(step: Step) -> None:
     """Raise ProtocolError unless `step` is a transition that can be trained on."""
-    _check_id("Step", "episode_id", step.episode_id)
-    where = f"step {step.index} of episode {step.episode_id}"
-    _check_number(where, "index", step.index, 0)
-    _check_number(where, "keep", step.keep, 0)
-    if step.index == 0 and step.keep != 0:
+    try:
+        _check_step(step)
+    except _Fault as fault:
         raise ProtocolError(
-            f"{where}: keep is {step.keep}, but nothing comes before the first step"
-        )
-    if step.keep + step.observation.size == 0:
-        raise ProtocolError(f"{where}: its prompt is empty")
-    length = step.action.size  # L
-    if length == 0:
-        raise ProtocolError(f"{where}: its action is empty")
-    _check_tokens(where, "observation", step.observation)
-    _check_tokens(where, "action", step.action)
-    _check_per_token(where, "behaviour_logprobs", step.behaviour_logprobs, length)
-    if step.entropies is not None:
-        _check_per_token(where, "entropies", step.entropies, length)
-    covered = 0
-    for span in step.versions:
-        _check_number(where, "policy version", span.version, 0)
-        _check_number(where, "length of a version span", span.num_tokens, 1)
-        covered += span.num_tokens
-    if covered != length:
-        raise ProtocolError(
-            f"{where}: its version spans cover {covered} tokens, but its action has {length}"
-        )
-    _check_finite(where, "reward", step.reward)
-    _check_text(where, "state_key", step.state_key, MAX_TEXT_LENGTH)
-    _check_named_values(where, "info", step.info)
+            f"step {step.index} of episode {step.episode_id:.99}: {fault}"
+        ) from None
 
 
 def check_end(end: EpisodeEnd) -> None:
     """Raise ProtocolError unless `end` says how its episode ended and how to bootstrap it."""
-    _check_id("EpisodeEnd", "episode_id", end.episode_id)
-    where = f"end of episode {end.episode_id}"
-    _check_number(where, "num_steps", end.num_steps, 0)
-    _check_number(where, "final_keep", end.final_keep, 0)
-    _check_finite(where, "outcome", end.outcome)
-    _check_text(where, "error", end.error, MAX_TEXT_LENGTH)
-    _check_named_values(where, "metrics", end.metrics)
+    try:
+        _check_end(end)
+    except _Fault as fault:
+        raise ProtocolError(f"end of episode {end.episode_id:.99}: {fault}") from None
+
+
+def _check_step(step: Step) -> None:
+    _check_id("episode_id", step.episode_id)
+    _check_number("index", step.index, 0)
+    _check_number("keep", step.keep, 0)
+    if step.index == 0 and step.keep != 0:
+        raise _Fault(f"keep is {step.keep}, but nothing comes before the first step")
+    if step.keep + step.observation.size == 0:
+        raise _Fault("its prompt is empty")
+    length = step.action.size  # L
+    if length == 0:
+        raise _Fault("its action is empty")
+    _check_tokens("observation", step.observation)
+    _check_tokens("action", step.action)
+    _check_per_token("behaviour_logprobs", step.behaviour_logprobs, length)
+    if step.entropies is not None:
+        _check_per_token("entropies", step.entropies, length)
+    covered = 0
+    for span in step.versions:
+        _check_number("policy version", span.version, 0)
+        _check_number("length of a version span", span.num_tokens, 1)
+        covered += span.num_tokens
+    if covered != length:
+        raise _Fault(f"its version spans cover {covered} tokens, but its action has {length}")
+    _check_finite("reward", step.reward)
+    _check_text("state_key", step.state_key, MAX_TEXT_LENGTH)
+    _check_named_values("info", step.info)
+
+
+def _check_end(end: EpisodeEnd) -> None:
+    _check_id("episode_id", end.episode_id)
+    _check_number("num_steps", end.num_steps, 0)
+    _check_number("final_keep", end.final_keep, 0)
+    _check_finite("outcome", end.outcome)
+    _check_text("error", end.error, MAX_TEXT_LENGTH)
+    _check_named_values("metrics", end.metrics)
     if end.final_observation is not None:
         if end.status is not EpisodeStatus.TRUNCATED:
-            raise ProtocolError(
-                f"{where}: a final observation belongs to a truncated episode, not to one that is "
+            raise _Fault(
+                "a final observation belongs to a truncated episode, not to one that is "
                 f"{end.status.value}"
             )
-        _check_tokens(where, "final_observation", end.final_observation)
+        _check_tokens("final_observation", end.final_observation)
         if end.final_keep + end.final_observation.size == 0:
-            raise ProtocolError(f"{where}: its final prompt is empty")
+            raise _Fault("its final prompt is empty")
     elif end.status is EpisodeStatus.TRUNCATED and end.num_steps > 0:
-        raise ProtocolError(f"{where}: it is truncated but has no final observation to bootstrap")
+        raise _Fault("it is truncated but has no final observation to bootstrap")
 
 
-def _check_id(where: str, name: str, value: str) -> None:
+def _check_id(name: str, value: str) -> None:
     if not value:
-        raise ProtocolError(f"{where}: {name} is empty")
-    _check_text(where, name, value, MAX_ID_LENGTH)
+        raise _Fault(f"{name} is empty")
+    _check_text(name, value, MAX_ID_LENGTH)
 
 
-def _check_text(where: str, name: str, value: str, max_length: int) -> None:
+def _check_text(name: str, value: str, max_length: int) -> None:
     if len(value) > max_length:
-        raise ProtocolError(
-            f"{where:.400}: {name} has {len(value)} characters; at most {max_length} are taken"
-        )
+        raise _Fault(f"{name} has {len(value)} characters; at most {max_length} are taken")
 
 
-def _check_number(where: str, name: str, value: int, least: int) -> None:
+def _check_number(name: str, value: int, least: int) -> None:
     if not least <= value <= MAX_NUMBER:
-        raise ProtocolError(f"{where}: {name} is {value}; it lies between {least} and {MAX_NUMBER}")
+        raise _Fault(f"{name} is {value}; it lies between {least} and {MAX_NUMBER}")
 
 
-def _check_finite(where: str, name: str, value: float) -> None:
+def _check_finite(name: str, value: float) -> None:
     if not math.isfinite(value):
-        raise ProtocolError(f"{where}: {name} is {value}; it has to be a finite number")
+        raise _Fault(f"{name} is {value}; it has to be a finite number")
 
 
-def _check_tokens(where: str, name: str, tokens: IntArray) -> None:
-    _check_vector(where, name, tokens, np.dtype(np.int32))
+def _check_tokens(name: str, tokens: IntArray) -> None:
+    _check_vector(name, tokens, INT32)
     if tokens.size and tokens.min() < 0:
-        raise ProtocolError(f"{where}: {name} has the negative token id {tokens.min()}")
+        raise _Fault(f"{name} has the negative token id {tokens.min()}")
 
 
-def _check_per_token(where: str, name: str, values: FloatArray, length: int) -> None:
-    _check_vector(where, name, values, np.dtype(np.float32))
+def _check_per_token(name: str, values: FloatArray, length: int) -> None:
+    _check_vector(name, values, FLOAT32)
     if values.size != length:
-        raise ProtocolError(f"{where}: {values.size} {name} for an action of {length} tokens")
+        raise _Fault(f"{values.size} {name} for an action of {length} tokens")
     if not np.isfinite(values).all():
-        raise ProtocolError(f"{where}: {name} are not all finite numbers")
+        raise _Fault(f"{name} are not all finite numbers")
 
 
-def _check_vector(
-    where: str, name: str, array: NDArray[np.generic], dtype: np.dtype[np.generic]
-) -> None:
-    if array.ndim != 1 or array.dtype != dtype:
-        raise ProtocolError(
-            f"{where}: {name} is {array.dtype} {list(array.shape)}; it has to be a {dtype} vector"
-        )
+def _check_vector(name: str, array: NDArray[np.generic], dtype: np.dtype[Any]) -> None:
+    if array.dtype != dtype or array.ndim != 1:
+        raise _Fault(f"{name} is {array.dtype} {list(array.shape)}; it has to be a {dtype} vector")
 
 
-def _check_named_values(where: str, name: str, values: dict[str, float]) -> None:
+def _check_named_values(name: str, values: dict[str, float]) -> None:
     if len(values) > MAX_NAMED_VALUES:
-        raise ProtocolError(
-            f"{where}: {name} has {len(values)} entries; at most {MAX_NAMED_VALUES} are taken"
-        )
+        raise _Fault(f"{name} has {len(values)} entries; at most {MAX_NAMED_VALUES} are taken")
     for key in values:
-        _check_text(where, f"a key of {name}", key, MAX_ID_LENGTH)
+        _check_text(f"a key of {name}", key, MAX_ID_LENGTH)

@@ -239,6 +239,35 @@ def test_a_cancelled_deliver_that_waited_delivers_nothing(server, ledger):
     run(main())
 
 
+def test_flush_does_not_wait_for_what_was_cancelled(server, ledger):
+    ledger.window = 1
+    ledger.gate.clear()
+
+    async def main():
+        async with make_client(server.address) as client:
+            await client.deliver([make_step(index=0)])
+            waiting = asyncio.create_task(client.deliver([make_step(index=1)]))
+            await asyncio.sleep(0.05)
+            flushing = asyncio.create_task(client.flush(LIMIT_S))
+            ledger.gate.set()
+            waiting.cancel()
+            await flushing
+
+    run(main())
+
+
+def test_a_worker_that_cannot_say_hello_leaves_nothing_open(server):
+    def make_hello():
+        raise KeyError("tokenizer")
+
+    async def main():
+        with pytest.raises(KeyError, match="tokenizer"):
+            async with ActorClient(server.address, make_hello):
+                pass
+
+    run(main())
+
+
 def test_a_slow_commit_makes_the_client_deliver_again_and_nothing_doubles(server, ledger):
     ledger.gate.clear()
 
@@ -363,22 +392,22 @@ def test_a_killed_learner_process_loses_and_doubles_nothing(tmp_path):
         process.stdout.close()
 
     async def main():
-        process = await asyncio.to_thread(start)
-        async with make_client(address) as client:
+        with contextlib.ExitStack() as stack:
+            process = await asyncio.to_thread(start)
+            stack.callback(lambda: kill(process))
+            async with make_client(address) as client:
+                playing = asyncio.create_task(play(client))
+                for _ in range(2):
+                    await asyncio.sleep(0.2)
+                    kill(process)
+                    process = await asyncio.to_thread(start)
+                await playing
+                await client.flush(LIMIT_S)
 
-            async def play():
-                for index in range(num_steps):
-                    await client.deliver([make_step(index=index)])
-                    await asyncio.sleep(0.001)
-
-            playing = asyncio.create_task(play())
-            for _ in range(2):
-                await asyncio.sleep(0.2)
-                kill(process)
-                process = await asyncio.to_thread(start)
-            await playing
-            await client.flush(LIMIT_S)
-            kill(process)
+    async def play(client: ActorClient):
+        for index in range(num_steps):
+            await client.deliver([make_step(index=index)])
+            await asyncio.sleep(0.001)
 
     run(main())
     with contextlib.closing(sqlite3.connect(path)) as database:

@@ -1,6 +1,7 @@
 """The server against actors made of bare sockets, on loopback."""
 
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -308,12 +309,47 @@ def test_a_silent_actor_is_lost_and_may_come_back(server, ledger, actor):
 
 
 def test_heartbeats_keep_an_actor_alive(server, ledger, actor):
-    ledger.dead_after_s = 0.5
+    ledger.dead_after_s = 1.5
     actor.introduce()
-    for _ in range(8):
+    for _ in range(20):
         actor.receive(0.1)
         actor.send(ActorHeartbeat())
     assert ledger.losses == []
+
+
+def test_a_learner_that_hung_does_not_take_its_own_silence_for_the_actors(server, ledger, actor):
+    ledger.dead_after_s = 0.5
+    actor.introduce()
+    hung = threading.Event()
+
+    def tick():
+        if not hung.is_set():
+            time.sleep(1.5)
+            hung.set()
+
+    ledger.tick = tick
+    assert hung.wait(10)
+    actor.send(ActorHeartbeat())
+    wait_until(lambda: ledger.controls != [], "it is heard")
+    assert ledger.losses == []
+
+
+def test_deliveries_of_several_actors_share_a_commit_and_each_gets_its_own_ack(server, ledger):
+    with RawActor(server.address) as one, RawActor(server.address) as two:
+        one.introduce("one")
+        two.introduce("two")
+        one.deliver(1, make_step("a.0"))
+        assert one.receive() == Ack(sequence=1)
+        ledger.gate.clear()
+        one.deliver(2, make_step("a.0", 1))  # opens a commit
+        wait_until(lambda: server.stats.deliveries == 2, "it has arrived")
+        one.deliver(3, make_step("a.0", 2))
+        two.deliver(1, make_step("b.0"))
+        wait_until(lambda: server.stats.deliveries == 4, "all have arrived")
+        ledger.gate.set()
+        assert [one.receive().sequence, one.receive().sequence] == [2, 3]
+        assert two.receive() == Ack(sequence=1)
+    assert ledger.groups == [1, 1, 2]
 
 
 def test_a_new_connection_replaces_the_old_one(server, ledger, actor):
