@@ -111,6 +111,7 @@ def _step_metrics(steps: Sequence[Step]) -> dict[str, float]:
     metrics = {
         "policy/loss": float(np.mean([one.loss for one in policy])),
         "policy/kl": float(np.mean([one.kl for one in policy])),
+        "policy/mu": float(np.mean([one.mu for one in policy])),
         "policy/grad_norm": float(np.mean([one.grad_norm for one in policy])),
         "policy/grad_norm_max": float(np.max([one.grad_norm for one in policy])),
         "policy/lr": policy[-1].lr,
