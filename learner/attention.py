@@ -1,9 +1,9 @@
 """Attention over packed segments, behind the call that flash attention takes. T tokens, S segments.
 
-On CUDA, `flash_attention_2` reads `cu_seq_lens_q` natively. Elsewhere `capo_varlen`, registered
-with transformers under that name, takes the same arguments and runs one scaled-dot-product
-attention per segment, so nothing is padded and no [T, T] mask exists. Deliberately no mask
-function is registered: transformers then builds none.
+On CUDA, in half precision, `flash_attention_2` reads `cu_seq_lens_q` natively. Elsewhere
+`capo_varlen`, registered with transformers under that name, takes the same arguments and runs one
+scaled-dot-product attention per segment, so nothing is padded and no [T, T] mask exists.
+Deliberately no mask function is registered: transformers then builds none.
 """
 
 from itertools import pairwise
@@ -70,9 +70,10 @@ def _repeat_heads(states: Tensor, repeats: int) -> Tensor:
 AttentionInterface.register(VARLEN, varlen_attention)
 
 
-def implementation(device: torch.device) -> str:
-    """The name of the attention to load a model with on `device`."""
-    if device.type == "cuda" and is_flash_attn_2_available():
+def implementation(device: torch.device, dtype: torch.dtype) -> str:
+    """The name of the attention to load a model with that computes on `device` in `dtype`."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    if device.type == "cuda" and half and is_flash_attn_2_available():
         return "flash_attention_2"
     return VARLEN
 

@@ -192,7 +192,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _arguments(precision: Precision, device: torch.device) -> dict[str, Any]:
-    return {"dtype": precision.parameter, "attn_implementation": implementation(device)}
+    return {
+        "dtype": precision.parameter,
+        "attn_implementation": implementation(device, precision.compute),
+    }
 
 
 def _autocast(device: torch.device, precision: Precision) -> torch.autocast:

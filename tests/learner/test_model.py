@@ -73,6 +73,8 @@ def test_a_large_vocabulary_is_scored_in_parts_with_the_same_gradient(folder, pl
     torch.testing.assert_close(entropy_of_parts, entropy, rtol=1e-12, atol=1e-12)
     for name, gradient in gradients(model, parts.square().sum()).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        assert torch.equal(model(collate(placed, CPU), TEMPERATURE)[0], parts)
 
 
 def test_entropy_is_that_of_the_tempered_distribution(folder, placed):
