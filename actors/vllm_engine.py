@@ -1,9 +1,8 @@
 """vLLM's AsyncLLM as the `Engine` of an actor: token ids in, token ids and log-probs out.
 
 The engine starts with dummy weights from the model's config alone; the first broadcast fills it.
-Its core runs in a child process that ends with this one. Only this module and `vllm_weights`
-import vllm, and only here when an engine is started (10-20 s). Entropies are not available from
-vLLM, so `Sample.entropies` stays None.
+Its core runs in a child process that ends with this one. Only the modules named `vllm_...`
+import vllm, and only here when an engine is started (10-20 s).
 """
 
 import asyncio
@@ -28,12 +27,14 @@ from capo.protocol.records import FloatArray, IntArray, VersionSpan
 POLL_S = 0.004
 EXTENSION = "capo.actors.vllm_weights.WorkerExtension"
 BACKEND = "capo"
+ENTROPY_COLUMNS = 2  # log-prob of the sampled token, entropy of its distribution
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPUs: the worker shares the core's process
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # of vllm's own imports, in its child
 }
 
 
@@ -55,10 +56,6 @@ def transports() -> tuple[str, ...]:
 
 async def start_engine(setup: ActorSetup, rollout: RolloutConfig, folder: Path) -> "VllmEngine":
     """Write the model folder, start vLLM on it. The event loop stays free meanwhile."""
-    if rollout.record_entropy:
-        raise EngineError(
-            "rollout.record_entropy is set, but vLLM returns no entropies; set it to false"
-        )
     write_model_folder(setup, folder)
     started = time.monotonic()
     started_llm: list[Any] = []
@@ -66,7 +63,10 @@ async def start_engine(setup: ActorSetup, rollout: RolloutConfig, folder: Path) 
         await asyncio.to_thread(_start_llm, setup, rollout, folder, started_llm)
     except (RuntimeError, ValueError, OSError, ImportError) as error:
         raise EngineError(f"vLLM did not start: {error}") from error
-    return VllmEngine(started_llm.pop(), rollout.tensor_parallel_size, time.monotonic() - started)
+    engine = VllmEngine(started_llm.pop(), rollout.tensor_parallel_size, time.monotonic() - started)
+    if rollout.record_entropy:
+        await engine.record_entropies()
+    return engine
 
 
 def write_model_folder(setup: ActorSetup, folder: Path) -> None:
@@ -86,6 +86,8 @@ def _start_llm(
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if rollout.record_entropy:
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # see vllm_entropy
     import torch
 
     on_cpu = not torch.cuda.is_available()
@@ -119,6 +121,7 @@ def _start_llm(
         # vLLM 0.32 rewinds the generator of a seeded request whose prefill was cut in two, which
         # generators on CPUs cannot do: the engine would die.
         arguments["enable_chunked_prefill"] = False
+        arguments["block_size"] = 32  # 128 by default: shorter dialogues would never hit the cache
     else:
         arguments["gpu_memory_utilization"] = rollout.gpu_memory_utilization
     started_llm.append(AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)))
@@ -139,6 +142,7 @@ class VllmEngine:
         self._verified.set()
         self._updating = asyncio.Lock()
         self._group: GroupForm | None = None
+        self._records_entropies = False
 
     @property
     def broken(self) -> str:
@@ -161,12 +165,13 @@ class VllmEngine:
 
         if self.version < 0 and not self.broken:
             raise EngineError("the engine has no weights yet; it gets them from the next broadcast")
+        records_entropies = self._records_entropies
         parameters = SamplingParams(
             max_tokens=max_tokens,
             temperature=temperature,
             seed=seed,
             stop_token_ids=list(stop_token_ids),
-            logprobs=0,
+            logprobs=ENTROPY_COLUMNS - 1 if records_entropies else 0,
             flat_logprobs=True,
             detokenize=False,
             skip_clone=True,
@@ -184,7 +189,15 @@ class VllmEngine:
         await self._verified.wait()
         if self.broken:
             raise EngineError(self.broken)
-        return _sample(output, stop_token_ids)
+        return _sample(output, stop_token_ids, ENTROPY_COLUMNS if records_entropies else 1)
+
+    async def record_entropies(self) -> None:
+        """From now on samples carry the entropy of the distribution that each token came from."""
+        try:
+            await self._call(self._llm.collective_rpc("capo_record_entropies"))
+        except WeightSyncError as error:
+            raise EngineError(f"this engine cannot record entropies: {error}") from error
+        self._records_entropies = True
 
     async def form_group(self, form: GroupForm) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
@@ -348,13 +361,17 @@ class VllmEngine:
         self._broken = self._broken or reason
 
 
-def _sample(output: _Output, stop_token_ids: Sequence[int]) -> Sample:
+def _sample(output: _Output, stop_token_ids: Sequence[int], columns: int) -> Sample:
+    """`output.logprobs` holds `columns` numbers per token: its log-prob, and perhaps the entropy."""
     tokens = np.asarray(output.tokens, dtype=np.int32)
-    logprobs = np.asarray(output.logprobs, dtype=np.float32)
+    numbers = np.asarray(output.logprobs, dtype=np.float32)
     if len(tokens) == 0:
         raise EngineError(f"the engine sampled nothing (finish reason {output.finish_reason!r})")
-    if len(tokens) != len(logprobs):
-        raise EngineError(f"the engine gave {len(logprobs)} log-probs for {len(tokens)} tokens")
+    if len(tokens) * columns != len(numbers):
+        raise EngineError(
+            f"the engine gave {len(numbers)} numbers for {len(tokens)} tokens of {columns} each"
+        )
+    logprobs, *rest = np.ascontiguousarray(numbers.reshape(-1, columns).T)
     if not np.isfinite(logprobs).all():
         raise EngineError(
             f"the engine gave a log-prob of {logprobs[~np.isfinite(logprobs)][0]} for a token it "
@@ -373,6 +390,7 @@ def _sample(output: _Output, stop_token_ids: Sequence[int]) -> Sample:
         logprobs=logprobs,
         versions=versions,
         stopped=int(tokens[-1]) in stop_token_ids,
+        entropies=rest[0] if rest else None,
     )
 
 

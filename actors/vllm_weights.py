@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from capo.actors import gloo_group
+from capo.actors import gloo_group, vllm_entropy
 from capo.actors.child import end_with_parent
 from capo.actors.engine import UnreachableStoreError
 from capo.protocol.errors import WeightSyncError
@@ -203,6 +203,10 @@ class WorkerExtension:
     """Methods that `AsyncLLM.collective_rpc` can call by name on every worker."""
 
     weight_transfer_engine: Any
+    model_runner: Any
+
+    def capo_record_entropies(self) -> None:
+        vllm_entropy.install(self.model_runner)
 
     def capo_stage(self, update_info: dict[str, Any]) -> None:
         transfer = self.weight_transfer_engine

@@ -46,6 +46,7 @@ def actor_setup(config: RunConfig, folder: Path) -> ActorSetup:
         tokenizer_files=files,
         tokenizer_digest=tokenizer_digest(files),
         seed=config.seed,
+        enable_thinking=config.model.enable_thinking,
     )
 
 

@@ -31,8 +31,9 @@ class NcclTransport:
                 f"weight_sync.transport is nccl, but the learner's device is {device.type}; "
                 "set it to gloo"
             )
+        index = torch.cuda.current_device() if device.index is None else device.index
         self._host = host
-        self._device = device
+        self._device = torch.device("cuda", index)
         self._port = 0
         self._group: Any = None
         self._tensors: list[tuple[str, torch.Tensor]] = []
