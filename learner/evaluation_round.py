@@ -38,7 +38,7 @@ class EvaluationRound:
         self._max_attempts = max_attempts
         self._journal = journal
         self._queue = deque[str]()
-        self._num_given_up = 0
+        self._given_up = set[str]()
         self.slots = {slot.plan.lease_id: slot for slots in by_mode.values() for slot in slots}
         for slot in self.slots.values():
             if slot.waiting:
@@ -47,12 +47,15 @@ class EvaluationRound:
     def next(self) -> Slot | None:
         while self._queue:
             slot = self.slots[self._queue.popleft()]
-            if slot.waiting:
+            slot.queued = False
+            if slot.waiting and slot.plan.lease_id not in self._given_up:
                 return slot
         return None
 
     def enqueue(self, slot: Slot) -> None:
-        self._queue.append(slot.plan.lease_id)
+        if not slot.queued:
+            slot.queued = True
+            self._queue.append(slot.plan.lease_id)
 
     def failed(self, slot: Slot) -> None:
         """The newest attempt, if there was one, came to nothing."""
@@ -60,13 +63,13 @@ class EvaluationRound:
             self.enqueue(slot)
             return
         self._journal.counts["given_up"] += 1
-        self._num_given_up += 1
+        self._given_up.add(slot.plan.lease_id)
         self._journal.retire(slot, "it failed too often")
 
     @property
     def num_done(self) -> int:
         ended = sum(slot.ended is not None for slot in self.slots.values())
-        return self._num_given_up + ended
+        return len(self._given_up) + ended
 
     @property
     def over(self) -> bool:

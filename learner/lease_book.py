@@ -31,11 +31,13 @@ class Attempt:
 
 @dataclass(eq=False)
 class Slot:
-    """One lease: its plan, its attempts so far, and the episode it yielded."""
+    """One lease: its plan, its attempts so far, and the episode it yielded. `queued` is kept by the
+    queue that it is in, so that it is never in there twice."""
 
     plan: LeasePlan
     attempts: list[Attempt] = field(default_factory=list)
     ended: EndedEpisode | None = None
+    queued: bool = False
 
     @property
     def playing(self) -> Attempt | None:

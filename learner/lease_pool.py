@@ -46,8 +46,10 @@ class LeasePool:
         while True:
             while self._queue:
                 slot = self.slots.get(heapq.heappop(self._queue)[1])
-                if slot is not None and slot.waiting:
-                    return slot
+                if slot is not None:
+                    slot.queued = False
+                    if slot.waiting:
+                        return slot
             if not may_start(
                 version=version,
                 batches_assembled=self.batches,
@@ -63,7 +65,9 @@ class LeasePool:
             self._open(Group(plans[0].group_id, [Slot(plan) for plan in plans]))
 
     def enqueue(self, slot: Slot) -> None:
-        heapq.heappush(self._queue, (slot.plan.number, slot.plan.lease_id))
+        if not slot.queued:
+            slot.queued = True
+            heapq.heappush(self._queue, (slot.plan.number, slot.plan.lease_id))
 
     def failed(self, slot: Slot) -> None:
         """The newest attempt came to nothing: try again, or drop the group."""

@@ -304,7 +304,10 @@ class Scheduler:
                 version=self._version,
                 batches=self._pool.batches,
                 playing=playing,
-                waiting=sum(slot.waiting for slot in self._slots()),
+                waiting=sum(
+                    slot.waiting and not slot.given_up(self._rules.max_attempts)
+                    for slot in self._slots()
+                ),
                 buffered=self._pool.num_buffered,
                 evaluation_done=self._round.num_done if self._round else 0,
                 evaluation_total=len(self._round.slots) if self._round else 0,
