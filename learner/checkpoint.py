@@ -4,6 +4,7 @@ RUN/checkpoints/version-000123 holds what the trainer saved and `manifest.json`,
 of every file. What is torn is refused by name and the one before it is used. Knows no tensors.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -68,14 +69,13 @@ class Checkpoints:
             (beside / MANIFEST).write_bytes(manifest)
             for path in [*beside.rglob("*"), beside]:
                 _sync(path)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(beside, ignore_errors=True)
-            raise StorageFullError(
-                f"the checkpoint of version {version} could not be written to {self._root}: "
-                f"{error.strerror or error}; make room there"
-            ) from error
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
+            if _is_full(error):
+                raise StorageFullError(
+                    f"the checkpoint of version {version} does not fit on the disk of "
+                    f"{self._root}; make room there"
+                ) from error
             raise
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
@@ -133,6 +133,13 @@ class Checkpoints:
                 f"a checkpoint needs {needed / 2**20:.0f} MiB, but {self._root} has "
                 f"{free / 2**20:.0f} MiB left; make room there"
             )
+
+
+def _is_full(error: BaseException) -> bool:
+    """Safetensors reports the system's error in a type and text of its own."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "No space left on device" in str(error)
 
 
 def _entries(folder: Path) -> list[FileEntry]:

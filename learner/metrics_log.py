@@ -1,7 +1,7 @@
 """Metrics of a run for tools: RUN/metrics.jsonl, one object per update, and TensorBoard's files.
 
-`version` counts finished updates. A run that goes on from a checkpoint computes the updates after it
-again, so their lines are cut off first: every version has one line.
+`version` counts finished updates. A run that goes on from a checkpoint computes the updates after
+it again, so their lines are cut off first: every version has one line.
 """
 
 import json
@@ -25,7 +25,7 @@ class MetricsLog:
         beside.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
         beside.replace(path)
         self._file = path.open("a", encoding="utf-8")
-        self._board: Any = SummaryWriter(  # type: ignore[no-untyped-call]
+        self._board: Any = SummaryWriter(
             str(run_dir / "tensorboard"), purge_step=resume_at + 1, flush_secs=10
         )
 
