@@ -99,7 +99,9 @@ def test_a_delivery_is_committed_and_then_acked(server, ledger, actor):
 def test_deliveries_that_arrive_during_a_commit_are_committed_together(server, ledger, actor):
     actor.introduce()
     ledger.gate.clear()
-    for sequence in range(1, 6):
+    actor.deliver(1, make_step(index=1))
+    wait_until(lambda: ledger.entered == 1, "the first is being committed")
+    for sequence in range(2, 6):
         actor.deliver(sequence, make_step(index=sequence))
     wait_until(lambda: server.stats.deliveries == 5, "all have arrived")
     ledger.gate.set()
@@ -341,8 +343,8 @@ def test_deliveries_of_several_actors_share_a_commit_and_each_gets_its_own_ack(s
         one.deliver(1, make_step("a.0"))
         assert one.receive() == Ack(sequence=1)
         ledger.gate.clear()
-        one.deliver(2, make_step("a.0", 1))  # opens a commit
-        wait_until(lambda: server.stats.deliveries == 2, "it has arrived")
+        one.deliver(2, make_step("a.0", 1))
+        wait_until(lambda: ledger.entered == 2, "it is being committed")
         one.deliver(3, make_step("a.0", 2))
         two.deliver(1, make_step("b.0"))
         wait_until(lambda: server.stats.deliveries == 4, "all have arrived")

@@ -64,6 +64,7 @@ class Ledger:
         self.order: list[tuple[str, int]] = []
         self.ends: dict[str, EpisodeEnd] = {}
         self.last: dict[str, int] = defaultdict(int)
+        self.entered = 0  # commits that were begun
         self.groups: list[int] = []  # deliveries of each commit
         self.doubled: list[object] = []
         self.hellos: list[Hello] = []
@@ -88,6 +89,7 @@ class Ledger:
         )
 
     def commit(self, deliveries):
+        self.entered += 1
         assert self.gate.wait(LIMIT_S)
         if self.commit_error is not None:
             raise self.commit_error
