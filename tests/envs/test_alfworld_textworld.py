@@ -198,7 +198,7 @@ def test_houses_that_no_real_game_has_are_as_in_textworld(index: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_eighteen_games_of_each_family_are_as_in_textworld(family: str) -> None:
-    """108 games in all, half random and half scripted; about 10 minutes."""
+    """108 games in all, half random and half scripted; 10 to 20 minutes for all families."""
     (games,) = [textworld_games.some_of_each_family(of_family(family), 18)]
     done: Counter[str] = Counter()
     for game in games[::2]:
@@ -218,8 +218,8 @@ def test_eighteen_games_of_each_family_are_as_in_textworld(family: str) -> None:
 
 @pytest.mark.slow
 def test_altered_houses_of_each_family_are_as_in_textworld() -> None:
-    """24 games; about 2 minutes."""
+    """24 games; 2 to 5 minutes."""
     done: Counter[str] = Counter()
     for game in textworld_games.some_of_each_family(textworld_games.train(), 4):
         done += compare_random_play(altered(game), steps=40)
-    assert done.keys() >= VERBS - {"heat"}
+    assert done.keys() >= VERBS - {"heat", "cool"}  # those need an errand: see kitchen_work
