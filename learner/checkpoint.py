@@ -1,13 +1,12 @@
-"""Checkpoints on disk: written beside and renamed, proved before they are used, pruned.
+"""RUN/checkpoints/version-000123: whole or not there, with a digest of every file.
 
-RUN/checkpoints/version-000123 holds what the trainer saved and `manifest.json`, the size and sha256
-of every file. What is torn is refused by name and the one before it is used. Knows no tensors.
+A checkpoint is written beside its place, synced and renamed; its manifest names every file with
+size and sha256. One that does not agree with its manifest is never used: `latest` falls back to the
+one before and says so. What is in the files is the writer's business (Trainer.save).
 """
 
-import errno
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,159 +16,171 @@ from msgspec import Struct
 
 from capo.protocol.errors import CheckpointError, StorageFullError
 
+FORMAT = 1
 MANIFEST = "manifest.json"
-ROOM_FACTOR = 1.1  # of the last checkpoint's size must be free before the next is written
-_NAME = re.compile(r"version-(\d{6,})")
-
-
-class Checkpoint(Struct, frozen=True):
-    """A complete checkpoint. `digest` is of its manifest, so of all its bytes."""
-
-    version: int
-    folder: Path
-    digest: str
+SPARE_BYTES = 1 << 20  # less room than this is a full disk
 
 
 class FileEntry(Struct, frozen=True):
-    name: str  # relative to the checkpoint's folder
     size: int
     sha256: str
 
 
-class Checkpoints:
-    """The checkpoints of one run. `note` gets a sentence for every one that is passed over."""
+class Manifest(Struct, frozen=True):
+    format: int
+    version: int
+    files: dict[str, FileEntry]  # by path inside the checkpoint
 
-    def __init__(
-        self, run_dir: Path, keep_last: int, note: Callable[[str], None] = lambda text: None
-    ) -> None:
+
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    """A whole checkpoint. `refused` are sentences about newer ones that are torn."""
+
+    version: int
+    folder: Path
+    digest: str  # of the manifest, so of everything
+    refused: tuple[str, ...] = ()
+
+
+class Checkpoints:
+    """The checkpoints of one run; the newest `keep_last` stay, older ones go."""
+
+    def __init__(self, run_dir: Path, keep_last: int) -> None:
+        if keep_last < 1:
+            raise ValueError(f"keep_last must be at least 1, got {keep_last}")
         self._root = run_dir / "checkpoints"
         self._keep_last = keep_last
-        self._note = note
-
-    def versions(self) -> list[int]:
-        """Of the checkpoints that are there, proved or not, in ascending order."""
-        if not self._root.is_dir():
-            return []
-        matches = [_NAME.fullmatch(entry.name) for entry in self._root.iterdir()]
-        return sorted(int(match[1]) for match in matches if match)
 
     def save(self, version: int, write: Callable[[Path], None]) -> Checkpoint:
-        """Have `write` fill a folder, prove it by a manifest, put it in place, prune old ones.
+        """Let `write(folder)` fill a new folder, then make it the checkpoint of `version`.
 
-        Raises StorageFullError if there is no room; then nothing has changed.
+        Raises StorageFullError if there is no room; what was there before stays as it is.
         """
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._require_room()
         folder = self._folder(version)
         beside = folder.with_suffix(".tmp")
         shutil.rmtree(beside, ignore_errors=True)
-        self._check_room()
+        beside.mkdir()
         try:
-            beside.mkdir(parents=True)
             write(beside)
-            manifest = msgspec.json.encode(_entries(beside))
-            (beside / MANIFEST).write_bytes(manifest)
-            for path in [*beside.rglob("*"), beside]:
-                _sync(path)
+            digest = _seal(beside, version)
         except BaseException as error:
+            full = _free_bytes(self._root) < SPARE_BYTES
             shutil.rmtree(beside, ignore_errors=True)
-            if _is_full(error):
-                raise StorageFullError(
-                    f"the checkpoint of version {version} does not fit on the disk of "
-                    f"{self._root}; make room there"
-                ) from error
+            if full and isinstance(error, Exception):
+                raise self._no_room(SPARE_BYTES) from error
             raise
-        shutil.rmtree(folder, ignore_errors=True)
+        replaced = folder.with_suffix(".old")
+        shutil.rmtree(replaced, ignore_errors=True)
+        if folder.exists():
+            folder.rename(replaced)
         beside.rename(folder)
         _sync(self._root)
+        shutil.rmtree(replaced, ignore_errors=True)
         for old in self.versions()[: -self._keep_last]:
-            if old != version:
-                shutil.rmtree(self._folder(old))
-        return Checkpoint(version, folder, hashlib.sha256(manifest).hexdigest())
+            shutil.rmtree(self._folder(old))
+        return Checkpoint(version=version, folder=folder, digest=digest)
 
-    def open(self, version: int) -> Checkpoint:
-        """The checkpoint of exactly this version; CheckpointError if it is missing or torn."""
-        folder = self._folder(version)
-        if not folder.is_dir():
-            there = ", ".join(map(str, self.versions())) or "none"
-            raise CheckpointError(
-                f"there is no checkpoint of version {version}; there are: {there}"
-            )
-        return _prove(version, folder)
+    def versions(self) -> list[int]:
+        """Versions whose files are all there, oldest first; their content is not read."""
+        found = [
+            int(path.name.removeprefix("version-"))
+            for path in self._root.glob("version-*")
+            if path.name.removeprefix("version-").isdecimal()
+        ]
+        return [version for version in sorted(found) if not self._fault(version, read=False)]
 
     def latest(self) -> Checkpoint | None:
-        """The newest complete one; None when there is none at all.
+        """The newest whole checkpoint; None when there is none at all.
 
-        Raises CheckpointError when there are some and every one is torn.
+        Raises CheckpointError if there are checkpoints, but every one is torn.
         """
-        versions = self.versions()
-        return self.nearest(versions[-1]) if versions else None
+        return self._newest(lambda version: True)
 
-    def nearest(self, version: int) -> Checkpoint:
-        """The newest complete one of `version` or before; CheckpointError if there is none."""
-        faults = []
-        for candidate in reversed([found for found in self.versions() if found <= version]):
+    def nearest_before(self, version: int) -> Checkpoint | None:
+        """The newest whole checkpoint of this version or an older one."""
+        return self._newest(lambda other: other <= version)
+
+    def open(self, version: int) -> Checkpoint:
+        """The checkpoint of this version. Raises CheckpointError if it is torn or missing."""
+        fault = self._fault(version, read=True)
+        if fault:
+            raise CheckpointError(fault)
+        folder = self._folder(version)
+        return Checkpoint(version=version, folder=folder, digest=_digest(folder / MANIFEST))
+
+    def _newest(self, wanted: Callable[[int], bool]) -> Checkpoint | None:
+        refused = list[str]()
+        folders = sorted(self._root.glob("version-*[0-9]"), reverse=True)
+        for folder in folders:
+            version = int(folder.name.removeprefix("version-"))
+            if not wanted(version):
+                continue
             try:
-                return self.open(candidate)
+                return msgspec.structs.replace(self.open(version), refused=tuple(refused))
             except CheckpointError as error:
-                faults.append(str(error))
-                self._note(f"{error}; the one before it is used.")
-        raise CheckpointError(
-            faults[0]
-            if faults
-            else f"{self._root} has no checkpoint of version {version} or before"
-        )
+                refused.append(str(error))
+        if refused:
+            raise CheckpointError(
+                f"No checkpoint in {self._root} can be used: {refused[0]} Start a new run in "
+                f"another run_dir, or restore a copy."
+            )
+        return None
+
+    def _fault(self, version: int, *, read: bool) -> str:
+        """Why this checkpoint cannot be used, "" if it can. `read` compares the content as well."""
+        folder = self._folder(version)
+        if not folder.is_dir():
+            known = ", ".join(str(other) for other in self.versions()) or "none"
+            return f"There is no checkpoint of version {version}; there are: {known}."
+        try:
+            manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        except (OSError, msgspec.DecodeError):
+            return f"The checkpoint {folder} is torn: its manifest is missing or damaged."
+        if manifest.format != FORMAT or manifest.version != version:
+            return (
+                f"The checkpoint {folder} is of version {manifest.version}, format "
+                f"{manifest.format}; expected version {version}, format {FORMAT}."
+            )
+        for name, entry in manifest.files.items():
+            path = folder / name
+            if not path.is_file() or path.stat().st_size != entry.size:
+                return f"The checkpoint {folder} is torn: {name} is missing or cut short."
+            if read and _digest(path) != entry.sha256:
+                return f"The checkpoint {folder} is torn: {name} is not what was written."
+        return ""
 
     def _folder(self, version: int) -> Path:
         return self._root / f"version-{version:06d}"
 
-    def _check_room(self) -> None:
+    def _require_room(self) -> None:
         versions = self.versions()
         if not versions:
             return
-        last = self._folder(versions[-1])
-        needed = int(ROOM_FACTOR * sum(f.stat().st_size for f in last.rglob("*") if f.is_file()))
-        free = shutil.disk_usage(self._root).free
-        if free < needed:
-            raise StorageFullError(
-                f"a checkpoint needs {needed / 2**20:.0f} MiB, but {self._root} has "
-                f"{free / 2**20:.0f} MiB left; make room there"
-            )
+        files = (path for path in self._folder(versions[-1]).rglob("*") if path.is_file())
+        needed = sum(path.stat().st_size for path in files) + SPARE_BYTES
+        if _free_bytes(self._root) < needed:
+            raise self._no_room(needed)
+
+    def _no_room(self, needed: int) -> StorageFullError:
+        return StorageFullError(
+            f"A checkpoint needs {needed >> 20} MiB and the disk that holds {self._root} has "
+            f"{_free_bytes(self._root) >> 20}: make room, the checkpoint before is untouched."
+        )
 
 
-def _is_full(error: BaseException) -> bool:
-    """Safetensors reports the system's error in a type and text of its own."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "No space left on device" in str(error)
-
-
-def _entries(folder: Path) -> list[FileEntry]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return [
-        FileEntry(str(path.relative_to(folder)), path.stat().st_size, _sha256(path))
-        for path in files
-    ]
-
-
-def _prove(version: int, folder: Path) -> Checkpoint:
-    try:
-        manifest = (folder / MANIFEST).read_bytes()
-        entries = msgspec.json.decode(manifest, type=list[FileEntry])
-    except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"the checkpoint {folder} is torn: no readable manifest") from error
-    for entry in entries:
-        path = folder / entry.name
-        if not path.is_file():
-            raise CheckpointError(f"the checkpoint {folder} is torn: {entry.name} is missing")
-        if path.stat().st_size != entry.size or _sha256(path) != entry.sha256:
-            raise CheckpointError(
-                f"the checkpoint {folder} is torn: {entry.name} is not as it was written"
-            )
-    return Checkpoint(version, folder, hashlib.sha256(manifest).hexdigest())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _seal(folder: Path, version: int) -> str:
+    """Write the manifest and sync everything to the disk; the manifest's digest."""
+    files = {
+        str(path.relative_to(folder)): FileEntry(path.stat().st_size, _digest(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    manifest = msgspec.json.format(msgspec.json.encode(Manifest(FORMAT, version, files)))
+    (folder / MANIFEST).write_bytes(manifest)
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
+    return hashlib.sha256(manifest).hexdigest()
 
 
 def _sync(path: Path) -> None:
@@ -178,3 +189,13 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _free_bytes(folder: Path) -> int:
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize

@@ -1,32 +1,34 @@
-"""Metrics of a run for tools: RUN/metrics.jsonl, one object per update, and TensorBoard's files.
+"""The metrics of every update, twice: RUN/metrics.jsonl for programs, RUN/tensorboard for people.
 
-`version` counts finished updates. A run that goes on from a checkpoint computes the updates after
-it again, so their lines are cut off first: every version has one line.
+A line is one JSON object with `version` (of the policy that the update made) and `time`. What is
+not finite is null. A resumed run takes back the lines after its checkpoint: it will write them
+again.
 """
 
-import json
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+
+import msgspec
+from torch.utils.tensorboard import SummaryWriter
 
 FILE_NAME = "metrics.jsonl"
 
 
 class MetricsLog:
-    """A context manager. `resume_at` is the version that the run goes on from; 0 for a new one."""
+    """A context manager. `resume_at` is the version that the run goes on from; 0 = a new run."""
 
-    def __init__(self, run_dir: Path, resume_at: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+    def __init__(
+        self, run_dir: Path, resume_at: int = 0, clock: Callable[[], float] = time.time
+    ) -> None:
         path = run_dir / FILE_NAME
-        kept = [line for line in _lines(path) if line["version"] <= resume_at]
-        beside = path.with_suffix(".tmp")
-        beside.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
-        beside.replace(path)
-        self._file = path.open("a", encoding="utf-8")
-        self._board: Any = SummaryWriter(
-            str(run_dir / "tensorboard"), purge_step=resume_at + 1, flush_secs=10
+        _keep_until(path, resume_at)
+        self._file = path.open("ab")
+        self._clock = clock
+        self._board = SummaryWriter(
+            str(run_dir / "tensorboard"), purge_step=resume_at + 1 if resume_at else None
         )
 
     def __enter__(self) -> "MetricsLog":
@@ -38,27 +40,41 @@ class MetricsLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def write(self, version: int, metrics: Mapping[str, float]) -> None:
+        """The update that made policy `version`; readers see the line when this returns."""
+        now = self._clock()
+        line = {"version": version, "time": now, **metrics}
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, version, walltime=now)
+        self._board.flush()
+
+    def close(self) -> None:
         self._file.close()
         self._board.close()
 
-    def write(self, version: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of the update that made `version`; on disk for readers when this returns."""
-        self._file.write(json.dumps({"version": version, **metrics}) + "\n")
-        self._file.flush()
-        for name, value in metrics.items():
-            self._board.add_scalar(name, value, version)
 
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines only: the last one may have been cut off by a crash."""
+def read_metrics(run_dir: Path) -> list[dict[str, float | None]]:
+    """All lines, oldest first; a line that is being written right now is left out."""
+    path = run_dir / FILE_NAME
     if not path.exists():
         return []
-    found = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict) and "version" in line:
-            found.append(line)
-    return found
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [msgspec.json.decode(line, type=dict[str, float | None]) for line in lines]
+
+
+def _keep_until(path: Path, version: int) -> None:
+    """Take back the lines after `version`, and one that a crash cut off."""
+    if not path.exists():
+        return
+    kept = [
+        line
+        for line in path.read_bytes().split(b"\n")[:-1]
+        if msgspec.json.decode(line)["version"] <= version
+    ]
+    beside = path.with_suffix(".tmp")
+    beside.write_bytes(b"".join(line + b"\n" for line in kept))
+    os.replace(beside, path)
