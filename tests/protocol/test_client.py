@@ -347,7 +347,7 @@ def test_a_learner_that_comes_back_on_its_port_gets_everything_once(ledger):
     async def main():
         server = Server(address, ledger)
         server.start()
-        async with make_client(address) as client:
+        async with make_client(address, resend_after_s=60.0) as client:
 
             async def play(episode: str):
                 for index in range(num_steps):
