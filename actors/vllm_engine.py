@@ -362,7 +362,7 @@ class VllmEngine:
 
 
 def _sample(output: _Output, stop_token_ids: Sequence[int], columns: int) -> Sample:
-    """`output.logprobs` holds `columns` numbers per token: its log-prob, and perhaps the entropy."""
+    """`output.logprobs` holds `columns` numbers per token: log-prob and, if recorded, entropy."""
     tokens = np.asarray(output.tokens, dtype=np.int32)
     numbers = np.asarray(output.logprobs, dtype=np.float32)
     if len(tokens) == 0:

@@ -14,6 +14,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from capo.protocol.errors import EngineError
 from capo.protocol.messages import (
@@ -38,6 +39,14 @@ def gap(world_policy, prompt, sample, temperature: float = 1.0) -> float:
     full = np.concatenate([prompt, sample.tokens])
     expected = logprobs_of(world_policy, full, temperature)[len(prompt) - 1 :]
     return float(np.abs(expected - sample.logprobs).max())
+
+
+@torch.no_grad()
+def entropies_of(policy, tokens: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """float32 [n - 1], of the distributions that predict `tokens[1:]`, by one full forward pass."""
+    ids = torch.as_tensor(tokens, dtype=torch.long)[None]
+    logits = policy(ids).logits[0, :-1] / temperature
+    return torch.distributions.Categorical(logits=logits).entropy().numpy()
 
 
 def test_without_weights_it_does_not_sample(engine_world: EngineWorld) -> None:
@@ -148,6 +157,52 @@ def test_many_broadcasts_over_the_same_group_stay_exact(engine_world: EngineWorl
     sample = engine_world.generate(PROMPT, max_tokens=20).result(60)
     assert sample.versions[0].version == 4
     assert gap(engine_world.policy, PROMPT, sample) < TOLERANCE
+
+
+def test_entropies_are_those_of_the_distribution_that_was_sampled_from(
+    engine_world: EngineWorld,
+) -> None:
+    """From here on this engine records them; every test below runs with entropies."""
+    assert engine_world.generate(PROMPT).result(60).entropies is None
+    engine_world.run(engine_world.engine.record_entropies())
+    temperatures = (1.0, 0.5, 1.7, 0.0)  # in one batch; greedy is measured at temperature 1
+    futures = [
+        engine_world.generate(PROMPT, seed=i, temperature=t, max_tokens=30)
+        for i, t in enumerate(temperatures)
+    ]
+    for temperature, future in zip(temperatures, futures, strict=True):
+        sample = future.result(60)
+        full = np.concatenate([PROMPT, sample.tokens])
+        expected = entropies_of(engine_world.policy, full, temperature or 1.0)[len(PROMPT) - 1 :]
+        assert sample.entropies is not None
+        assert sample.entropies.dtype == np.float32
+        np.testing.assert_allclose(sample.entropies, expected, atol=TOLERANCE)
+        assert gap(engine_world.policy, PROMPT, sample, temperature or 1.0) < TOLERANCE
+        assert expected.std() > 20 * TOLERANCE  # a constant would not pass
+
+
+def test_entropies_follow_the_weights_in_the_middle_of_an_action(
+    engine_world: EngineWorld,
+) -> None:
+    old, new = engine_world.policy, tiny_policy(44)
+    sampling = engine_world.generate(PROMPT, max_tokens=450, stop_token_ids=[])
+    time.sleep(0.3)
+    assert engine_world.broadcast(44, new).dropped == {}
+    sample = sampling.result(120)
+    switch = sample.versions[0].num_tokens
+    assert len(sample.versions) == 2
+    full = np.concatenate([PROMPT, sample.tokens])
+    under_old, under_new = (entropies_of(p, full)[len(PROMPT) - 1 :] for p in (old, new))
+    np.testing.assert_allclose(sample.entropies[:switch], under_old[:switch], atol=TOLERANCE)
+    np.testing.assert_allclose(sample.entropies[switch:], under_new[switch:], atol=TOLERANCE)
+    assert np.abs(under_new - under_old)[switch:].max() > 0.01
+
+
+def test_an_impossible_token_adds_nothing_to_an_entropy(engine_world: EngineWorld) -> None:
+    from capo.actors.vllm_entropy import entropy
+
+    logprobs = torch.tensor([[0.25, 0.25, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0]]).log()
+    np.testing.assert_allclose(entropy(logprobs), [1.5 * np.log(2), 0.0], atol=1e-7)
 
 
 MEMBER = """
