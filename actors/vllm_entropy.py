@@ -42,4 +42,5 @@ def gather_with_entropy(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) 
 
 def entropy(logprobs: Tensor) -> Tensor:
     """Nats, [n] of log-probs [n, vocabulary]; a token of log-prob -inf adds nothing."""
-    return torch.special.entr(logprobs.exp()).sum(dim=-1)
+    nats: Tensor = torch.special.entr(logprobs.exp()).sum(dim=-1)
+    return nats
