@@ -290,6 +290,7 @@ class Scheduler:
                 return None
             results = self._round.results()
             self._run_file.finish_evaluation(self._round.number, msgspec.json.encode(results))
+            self._past.forget(self._round.number)
             self._round = None
             del self._waits["evaluation"]
             return results

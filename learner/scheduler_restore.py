@@ -32,6 +32,10 @@ class PastEvaluations:
                 return row.number
         return None
 
+    def forget(self, number: int) -> None:
+        """This evaluation was continued and is over; the next one is a new one."""
+        self.rows = [row for row in self.rows if row.number != number]
+
     def slot(self, plan: LeasePlan) -> Slot:
         """An evaluation's lease with what became of it so far."""
         return Slot(plan, self.attempts.get(plan.lease_id, []), ended=self.ended.get(plan.lease_id))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capo.learner.run_file import RunFile
+from capo.learner.run_ingest import EndedEpisode
 from capo.learner.run_reader import RunReader
 from capo.learner.scheduler import Scheduler
 from capo.learner.scheduler_rules import SchedulerRules
@@ -22,6 +23,7 @@ class World:
         self.tasks: Sequence[Task] = [task(number) for number in range(num_tasks)]
         self.held = defaultdict[str, dict[str, Lease]](dict)
         self.batches = dict[int, Batch]()
+        self.unheard = list[EndedEpisode]()  # committed, but the scheduler does not know yet
         self.version = 0
         self.newest = 0  # reached so far, before any restart
         self.run_file = new_run(folder)
@@ -45,8 +47,12 @@ class World:
         version: int | None = None,
         num_steps: int = 1,
         outcome: float = 1.0,
+        late: bool = False,
     ) -> None:
-        """This actor delivers the whole episode, sampled at `version` (now, if not given)."""
+        """This actor delivers the whole episode, sampled at `version` (now, if not given).
+
+        `late`: it is committed, and the scheduler hears of it at the next `catch_up`.
+        """
         self.held[actor_id].pop(episode_id, None)
         delivery = episode(
             self.run_file.last_sequence(actor_id) + 1,
@@ -56,8 +62,14 @@ class World:
             version=self.version if version is None else version,
             outcome=outcome,
         )
-        for ended in self.run_file.commit([(actor_id, delivery)]).ended:
+        self.unheard += self.run_file.commit([(actor_id, delivery)]).ended
+        if not late:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        for ended in self.unheard:
             self.scheduler.episode_ended(ended)
+        self.unheard.clear()
 
     def end_all(self, actor_id: str, **how: object) -> None:
         for episode_id in sorted(self.held[actor_id]):
@@ -92,6 +104,7 @@ class World:
     def restart(self, version: int | None = None) -> None:
         """The learner is killed and resumes from the checkpoint of `version` (the newest)."""
         self.version = self.version if version is None else version
+        self.unheard.clear()
         self.run_file.close()
         self.run_file = RunFile.open(self.folder)
         self.scheduler = Scheduler.restore(self.rules, self.tasks, self.run_file, self.version)

@@ -75,9 +75,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         status=ENDS,
         age=st.integers(0, 2),
         num_steps=st.integers(0, 3),
+        late=st.booleans(),
     )
     def end(
-        self, actor_id: str, which: int, status: EpisodeStatus, age: int, num_steps: int
+        self,
+        actor_id: str,
+        which: int,
+        status: EpisodeStatus,
+        age: int,
+        num_steps: int,
+        late: bool,
     ) -> None:
         held = sorted(self.world.held[actor_id])
         if held:
@@ -87,7 +94,22 @@ class SchedulerMachine(RuleBasedStateMachine):
                 status,
                 version=max(0, self.world.version - age),
                 num_steps=num_steps,
+                late=late,
             )
+
+    @rule()
+    def catch_up(self) -> None:
+        self.world.catch_up()
+
+    @precondition(lambda self: not self.evaluating)
+    @rule(actor_id=st.sampled_from(ACTORS), ages=st.lists(st.integers(0, 2), max_size=12))
+    def play_and_train(self, actor_id: str, ages: list[int]) -> None:
+        """An actor ends what it gets, at weights of different ages, and a batch may be there."""
+        world = self.world
+        world.deal(**{actor_id: len(ages)})
+        for age, episode_id in zip(ages, sorted(world.held[actor_id]), strict=False):
+            world.end(actor_id, episode_id, version=max(0, world.version - age))
+        self.train()
 
     @rule(actor_id=st.sampled_from(ACTORS))
     def cut_off(self, actor_id: str) -> None:
@@ -136,11 +158,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, 2))
     def kill_learner(self, back: int) -> None:
         """It resumes from the newest checkpoint or from one before."""
+        heard_all = not self.world.unheard
         before = self.world.scheduler.status()
         self.world.restart(max(0, self.world.version - back))
         if self.evaluating:
             self.evaluating = False
-        elif back == 0:
+        elif back == 0 and heard_all:
             after = self.world.scheduler.status()
             for name in ("version", "batches", "playing", "waiting", "buffered"):
                 assert getattr(after, name) == getattr(before, name), name
@@ -157,6 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def finish(self) -> None:
         """All actors die, one honest actor comes: the run must end by itself, and add up."""
         world = self.world
+        world.catch_up()
         for actor_id in ACTORS:
             world.held[actor_id].clear()
             world.scheduler.actor_lost(actor_id)
@@ -226,7 +250,7 @@ def _fast_folder() -> str | None:
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     phases=[Phase.generate],  # a failure is told at once; shrinking replays real files for minutes
