@@ -1,4 +1,4 @@
-"""Makes the libraries of a learner fit for a terminal that people read. Call it before they load."""
+"""Makes the libraries of a learner fit for a terminal that people read; called before they load."""
 
 import os
 import warnings

@@ -1,0 +1,55 @@
+"""`capo replay RUN`: the updates of a run, or one of them again, offline and bit for bit."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from capo.launch import libraries
+from capo.learner.run_reader import RunReader
+from capo.learner.text_table import text_table
+from capo.protocol.errors import ConfigError
+
+EXIT_DIFFERENT = 1
+
+
+def command(args: argparse.Namespace) -> int:
+    run_dir = Path(args.run)
+    if args.update is None:
+        if args.overrides:
+            raise ConfigError("--set asks what would have changed in one update: add --update K.")
+        print("\n".join(list_updates(run_dir)))
+        return 0
+    with RunReader(run_dir) as reader:  # a run that cannot be read is refused before torch loads
+        reader.update_result(args.update)
+    libraries.prepare()
+    from capo.learner.replay import replay
+    from capo.learner.replay_text import replay_lines
+
+    replayed = replay(
+        run_dir, args.update, args.overrides, note=lambda text: print(text, file=sys.stderr)
+    )
+    print("\n".join(replay_lines(replayed)))
+    went_astray = replayed.diverged_at is not None
+    differs = bool(replayed.differences) and not args.overrides
+    return EXIT_DIFFERENT if went_astray or differs else 0
+
+
+def list_updates(run_dir: Path) -> Iterator[str]:
+    """One row per update; the version is that of the policy it started from."""
+    with RunReader(run_dir) as reader:
+        updates = reader.updates()
+    header = ("update", "status", "episodes", "success", "out of range", "KL", "grad norm")
+    names = ("batch/outcome", "ratio/out_of_range", "policy/kl", "policy/grad_norm")
+    rows = [
+        (
+            str(update.version),
+            update.status,
+            str(len(update.episode_ids)),
+            *(f"{update.metrics[name]:.4g}" if name in update.metrics else "" for name in names),
+        )
+        for update in updates
+    ]
+    yield from text_table(header, rows)
+    if not rows:
+        yield f"{run_dir} has no update yet."
