@@ -1,0 +1,86 @@
+"""Faults in random order against one run, and the checker's verdict afterwards.
+
+`python -m tests.chaos.storm --minutes 10 --seed 1` is `make chaos`; the suite runs a short one.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.chaos.checker import Findings, check
+from tests.chaos.fleet import Fleet
+
+NUM_ACTORS = 3
+PHASES = ("ingest", "update", "checkpoint", "broadcast")
+ACTOR_FAULTS = ("kill_actor", "freeze_actor", "cut_actor", "tear_message", "disturb")
+METHODS = {
+    "capo": ('algorithm.preset="capo"',),
+    "grpo": ('algorithm.preset="grpo"', "scheduler.group_size=4"),
+}
+
+
+def storm(
+    folder: Path, method: str, *, seconds: float, min_learner_kills: int, seed: int
+) -> tuple[Findings, Fleet]:
+    """Torment a run for about `seconds`; every fault kind and phase happens at least once."""
+    rng = random.Random(seed)
+    with Fleet(folder, seed, METHODS[method]) as fleet:
+        for _ in range(NUM_ACTORS):
+            fleet.add_actor()
+        fleet.wait_for_updates(3, limit_s=180)
+        deadline = time.monotonic() + seconds
+        kills = 0
+        phases, faults = [], []
+        while time.monotonic() < deadline or kills < min_learner_kills:
+            faults = faults or rng.sample(ACTOR_FAULTS, len(ACTOR_FAULTS))
+            getattr(fleet, faults.pop())()
+            fleet.look()
+            phases = phases or rng.sample(PHASES, len(PHASES))
+            fleet.kill_learner(phases.pop())
+            kills += 1
+            fleet.wait_for_updates(rng.randint(1, 4))
+        code = fleet.end()
+        found = check(
+            fleet.run_dir,
+            fleet.logs,
+            batch=12,
+            group_size=4 if method == "grpo" else 1,
+            staleness=1,
+        )
+        found.require(code == 130, f"the learner ended with exit code {code} after SIGINT")
+        found.figures |= {
+            **fleet.injected,
+            **{f"messages {name}": count for name, count in fleet.messages_spoiled().items()},
+            "resumes": fleet.resumes,
+        }
+    return found, fleet
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=16, help="of the learner, per method")
+    parser.add_argument("--keep", type=Path, help="a folder for the runs and logs")
+    arguments = parser.parse_args()
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="capo-chaos-") as scratch:
+        for method in METHODS:
+            folder = (arguments.keep or Path(scratch)) / method
+            found, _ = storm(
+                folder,
+                method,
+                seconds=60 * arguments.minutes / len(METHODS),
+                min_learner_kills=arguments.kills,
+                seed=arguments.seed,
+            )
+            print(f"{method}, seed {arguments.seed}\n{found}\n", flush=True)
+            failed = failed or bool(found.faults)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
