@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from capo.configs.load import from_json
 from capo.configs.schema import RunConfig
 from capo.learner import run_database
 from capo.learner.episodes import Episode
@@ -138,7 +139,7 @@ class RunReader:
         return dict(self._rows("SELECT key, value FROM run ORDER BY key"))
 
     def config(self) -> RunConfig:
-        return msgspec.json.decode(self.facts()["config"], type=RunConfig)
+        return from_json(self.facts()["config"].encode())
 
     def leases(self) -> list[LeaseRow]:
         """All attempts, in the order they were granted."""

@@ -33,7 +33,7 @@ Clock = Callable[[], float]
 
 
 class Scheduler:
-    """Made by `create` for a new run and by `restore` for one that goes on."""
+    """Made by `create` for a new run, by `restore` for one that goes on, by `open` for either."""
 
     def __init__(
         self, rules: SchedulerRules, order: LeaseOrder, run_file: RunFile, clock: Clock
@@ -98,6 +98,23 @@ class Scheduler:
         for episode_id in state.orphans:
             scheduler._journal.exclude(episode_id, "superseded")
         return scheduler
+
+    @classmethod
+    def open(
+        cls,
+        rules: SchedulerRules,
+        tasks: Sequence[Task],
+        run_file: RunFile,
+        version: int,
+        clock: Clock = time.monotonic,
+    ) -> "Scheduler":
+        """`create` if nothing was ever scheduled in this run, else `restore`.
+
+        A run that crashed before its first checkpoint goes on at version 0.
+        """
+        if scheduler_restore.has_begun(run_file.path):
+            return cls.restore(rules, tasks, run_file, version, clock)
+        return cls.create(rules, tasks, run_file, clock)
 
     # For the server's side
 

@@ -56,6 +56,12 @@ class RestoredState:
     orphans: list[str]
 
 
+def has_begun(path: Path) -> bool:
+    """Whether this run file ever had a scheduler."""
+    with RunReader(path) as reader:
+        return "train_tasks" in reader.facts()
+
+
 def load(
     path: Path,
     order: LeaseOrder,

@@ -18,7 +18,7 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     error_window: int = 256
 
     def __post_init__(self) -> None:
-        if self.batch_episodes % self.group_size:
+        if self.group_size < 1 or self.batch_episodes % self.group_size:
             raise ValueError(
                 f"batches of {self.batch_episodes} episodes cannot hold whole groups of "
                 f"{self.group_size}"

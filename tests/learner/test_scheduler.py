@@ -411,6 +411,21 @@ def test_batches_that_were_taken_before_a_crash_are_taken_again(make_world):
     assert world.deal(bob=9) != {}
 
 
+def test_an_end_that_came_too_late_does_not_count_after_a_crash(make_world):
+    """It was committed, but before the scheduler heard of it somebody else got the lease."""
+    world = make_world()
+    world.deal(ann=4)
+    world.scheduler.actor_lost("ann")
+    world.end("ann", "t00000000.1", late=True)
+    world.deal(bob=4)
+    assert "t00000000.2" in world.held["bob"]
+    world.restart()
+    assert world.scheduler.status().playing == {"bob": 4}
+    world.end_all("bob")
+    assert world.train().episode_ids[0] == "t00000000.2"
+    assert world.excluded() == {"": 4, "superseded": 1}
+
+
 def test_a_lease_lost_in_a_crash_is_played_with_the_weights_it_was_meant_for(make_world):
     world = make_world()
     for _ in range(2):
@@ -425,6 +440,20 @@ def test_a_lease_lost_in_a_crash_is_played_with_the_weights_it_was_meant_for(mak
     assert world.deal(bob=9) == {}
     world.train()
     assert {lease.policy_version for lease in world.deal(bob=9)["bob"]} == {2}
+
+
+def test_a_run_that_crashed_before_its_first_checkpoint_goes_on(make_world):
+    world = make_world()
+    world.deal(ann=4)
+    opened = Scheduler.open(world.rules, world.tasks, world.run_file, 0)
+    assert opened.holders() == {"ann"}
+
+
+def test_opening_a_new_run_creates_its_scheduler(tmp_path):
+    run_file = new_run(tmp_path)
+    opened = Scheduler.open(rules(), [task(0)], run_file, 0)
+    assert [lease.episode_id for lease in opened.grant("ann", 1)] == ["t00000000.1"]
+    run_file.close()
 
 
 def test_other_tasks_are_refused_on_resume(make_world):
@@ -442,5 +471,8 @@ def test_an_environment_without_tasks_is_refused(tmp_path):
 
 
 def test_batches_hold_whole_groups():
-    with pytest.raises(ValueError, match="4 episodes cannot hold whole groups of 3"):
-        rules(group_size=3)
+    for group_size in (3, 0):
+        with pytest.raises(
+            ValueError, match=f"4 episodes cannot hold whole groups of {group_size}"
+        ):
+            rules(group_size=group_size)

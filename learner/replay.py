@@ -1,0 +1,123 @@
+"""Any update of a run again, from the run file and the checkpoint before it alone.
+
+No engine, no environment, no network: recorded episodes go through the same trainer, so on the same
+kind of machine the same bits come out. With overrides it answers "what if": the updates before are
+repeated as they were, and the one in question with the changed configuration.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from capo.configs.load import InvalidConfigError, apply_override, from_raw
+from capo.configs.schema import RunConfig
+from capo.learner import results
+from capo.learner.checkpoint import Checkpoints
+from capo.learner.replay_record import Replayed
+from capo.learner.run_reader import RunReader
+from capo.learner.trainer import Trainer
+from capo.protocol.errors import CheckpointError, ConfigError
+
+MODEL_FOLDER = "model"  # the run's copy of the policy it started from
+
+
+def replay(
+    run_dir: Path,
+    version: int,
+    overrides: Sequence[str] = (),
+    note: Callable[[str], None] = lambda text: None,
+) -> Replayed:
+    """Repeat the update that started from policy `version`; `note` is told about progress.
+
+    Raises RunFileError if that update is not recorded, CheckpointError if the run's folder lacks
+    the weights it started from, ConfigError for an override that cannot change an update.
+    """
+    with RunReader(run_dir) as reader:
+        recorded = results.decode(reader.update_result(version))
+        config = reader.config()
+        changed = overridden(config, overrides) if overrides else config
+        trainer = _trainer_before(run_dir, config, version, note)
+        started_from = trainer.version
+        diverged_at = None
+        for other in range(started_from, version):
+            note(f"Repeating update {other} on the way to {version}.")
+            before = results.decode(reader.update_result(other))
+            again = trainer.update(reader.read_episodes(before.episode_ids), other)
+            if diverged_at is None and results.compare(before, again):
+                diverged_at = other
+        if overrides:
+            trainer = _with_config(trainer, changed, run_dir / MODEL_FOLDER)
+        note(f"Repeating update {version}.")
+        replayed = trainer.update(reader.read_episodes(recorded.episode_ids), version)
+    return Replayed(
+        version=version,
+        started_from=started_from,
+        overrides=tuple(overrides),
+        recorded=recorded,
+        replayed=replayed,
+        differences=tuple(results.compare(recorded, replayed)),
+        diverged_at=diverged_at,
+    )
+
+
+def overridden(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
+    """The configuration with `algorithm.*` and `learner.*` values changed, all rules applied.
+
+    A recorded configuration states every key, so what stands for several keys is taken apart here.
+    """
+    raw = {
+        table: _without_none(values) if isinstance(values, dict) else values
+        for table, values in _without_none(msgspec.to_builtins(config)).items()
+    }
+    for assignment in assignments:
+        key, _, value = assignment.partition("=")
+        if not key.startswith(("algorithm", "learner.")):
+            raise ConfigError(
+                f"--set {assignment} would not change an update: replay takes keys of [algorithm] "
+                f"and [learner]."
+            )
+        if key in ("algorithm", "algorithm.preset"):
+            raw["algorithm"] = {"preset": value.strip()}
+        elif key == "algorithm.clip":
+            apply_override(raw, f"algorithm.clip_low={value}")
+            apply_override(raw, f"algorithm.clip_high={value}")
+        else:
+            apply_override(raw, assignment)
+    try:
+        return from_raw(raw, "the recorded configuration")
+    except InvalidConfigError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _trainer_before(
+    run_dir: Path, config: RunConfig, version: int, note: Callable[[str], None]
+) -> Trainer:
+    model = run_dir / MODEL_FOLDER
+    if not model.is_dir():
+        raise CheckpointError(
+            f"{run_dir} lacks the folder {MODEL_FOLDER}, the policy that the run started from: "
+            f"take the whole folder of the run along."
+        )
+    checkpoint = Checkpoints(run_dir, config.checkpoint.keep_last).nearest_before(version)
+    trainer = Trainer(config, model)
+    if checkpoint is None:
+        note("No checkpoint lies before that update: starting from the run's first policy.")
+        return trainer
+    for sentence in checkpoint.refused:
+        note(sentence)
+    trainer.load(checkpoint.folder)
+    return trainer
+
+
+def _with_config(trainer: Trainer, config: RunConfig, model: Path) -> Trainer:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.save(Path(folder))
+        other = Trainer(config, model)
+        other.load(Path(folder))
+    return other
+
+
+def _without_none(table: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in table.items() if value is not None}
