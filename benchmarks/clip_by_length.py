@@ -20,6 +20,7 @@ from msgspec import Struct
 from benchmarks import _plots
 from benchmarks._actions import DEFAULT_CLIP, Actions, Floats, from_run, synthetic
 from capo.learner.clipping import clipped
+from capo.protocol.errors import RunFileError
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COLOURS = {0.0: "#c0392b", 0.25: "#e8926f", 0.5: "#222222", 0.75: "#7fb0d3", 1.0: "#1f6fab"}
@@ -70,7 +71,7 @@ def main() -> None:
     if arguments.run is not None:
         try:
             drawn.append(from_run(arguments.run, arguments.update, arguments.clip))
-        except ValueError as error:
+        except (ValueError, RunFileError) as error:
             parser.error(str(error))
     results = [measure(actions) for actions in drawn]
     for result in results:

@@ -18,11 +18,12 @@ from msgspec import Struct
 from benchmarks import _plots
 from benchmarks._actions import Actions, Floats, from_run, synthetic
 from capo.learner.action_metrics import variance_slope
+from capo.protocol.errors import RunFileError
 
 PAPER = 0.90
 NEAR = 0.05
 MIN_ACTIONS = 25  # of a length bin
-RESAMPLES = 200
+RESAMPLES = 60
 FORMS = {  # label and colour
     "capo": (r"CAPO: $\mu + \Sigma(z - \mu)/\sqrt{L}$", "#222222"),
     "square_root": (r"square root alone: $\Sigma z/\sqrt{L}$", "#c0392b"),
@@ -62,7 +63,7 @@ def main() -> None:
         if arguments.run is not None:
             drawn.append(from_run(arguments.run, arguments.update))
         results = [measure(actions, arguments.seed) for actions in drawn]
-    except ValueError as error:
+    except (ValueError, RunFileError) as error:
         parser.error(str(error))
     for result in results:
         print(f"{result.source}: {result.verdict}")
