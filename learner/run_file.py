@@ -170,6 +170,9 @@ class RunFile:
             )
             _apply_notes(connection, notes, now)
         self._owners.update({grant.lease.episode_id: grant.actor_id for grant in granted})
+        for note in notes:
+            if note.lease_status not in (None, "playing"):
+                self._owners.pop(note.episode_id, None)  # it is looked up if records still come
 
     def begin_update(
         self, version: int, episode_ids: Sequence[str], notes: Sequence[Note] = ()
