@@ -58,9 +58,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.finish()
-            self.world.close()
-            shutil.rmtree(self.folder)
+            try:
+                self.finish()
+            finally:
+                self.world.close()
+                shutil.rmtree(self.folder)
 
     @rule(ann=st.integers(0, 3), bob=st.integers(0, 3), cat=st.integers(0, 3))
     def deal(self, ann: int, bob: int, cat: int) -> None:
