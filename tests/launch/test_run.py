@@ -3,7 +3,6 @@
 One run serves all tests here; it starts two vLLM engines and takes minutes.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 
 from capo.launch.outcome import evaluations_of
 from capo.launch.processes import free_port
+from capo.learner.metrics_log import read_metrics
 from capo.learner.run_reader import RunReader
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def test_an_actor_attached_in_the_middle_is_trained_on_and_leaves_in_order(
 
 
 def test_weights_were_proved_in_the_engines_after_every_update(finished: Finished) -> None:
-    rows = [json.loads(line) for line in (finished.run_dir / "metrics.jsonl").open()]
+    rows = read_metrics(finished.run_dir)
     assert len(rows) == UPDATES
     assert all(row["sync/engines"] >= 1 for row in rows)
     assert any(row["sync/engines"] == 2 for row in rows)
@@ -152,7 +152,7 @@ def test_weights_were_proved_in_the_engines_after_every_update(finished: Finishe
 
 
 def test_rollout_and_update_overlap(finished: Finished) -> None:
-    rows = [json.loads(line) for line in (finished.run_dir / "metrics.jsonl").open()]
+    rows = read_metrics(finished.run_dir)
     assert max(row["staleness/mean"] for row in rows) > 0
     assert all({"time/wait_s", "time/update_s", "time/sync_s"} <= row.keys() for row in rows)
 
