@@ -110,14 +110,11 @@ class Worker:
     ) -> None:
         """Returns after a drain; raises a CapoError that says what ended this actor otherwise."""
         self._wait_for(f"the learner at {address}")
+        self._client = ActorClient(
+            address, self._hello, keys, make_heartbeat=self._heartbeat, patience_s=patience_s
+        )
         try:
-            async with ActorClient(
-                address,
-                self._hello,
-                keys,
-                make_heartbeat=self._heartbeat,
-                patience_s=patience_s,
-            ) as self._client:
+            async with self._client:
                 await self._work()
         except* CapoError as group:
             raise _first(group) from None
@@ -300,9 +297,14 @@ class Worker:
             tokenizer_digest=self._digest,
             capacity=self._concurrency or self._capacity or UNLIMITED,
             transports=self._transports,
-            held_leases=(*self._playing, *(lease.episode_id for lease in self._pending)),
+            held_leases=self._held(),
             weights_version=-1 if self._engine is None else self._engine.version,
         )
+
+    def _held(self) -> tuple[str, ...]:
+        """Episodes that nobody else need play: pending, in play, or over but not acked yet."""
+        pending = (lease.episode_id for lease in self._pending)
+        return tuple(dict.fromkeys((*self._client.unacked_ends, *self._playing, *pending)))
 
     def _heartbeat(self) -> ActorHeartbeat:
         return ActorHeartbeat(

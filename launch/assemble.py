@@ -46,11 +46,9 @@ def assemble(
     checkpoints = Checkpoints(run_dir, config.checkpoint.keep_last)
     begun = checkpoints.latest()
     rules, tasks = SchedulerRules.from_config(config), factory.tasks("train")
-    scheduler = (
-        Scheduler.restore(rules, tasks, run_file, begun.version)
-        if begun
-        else Scheduler.create(rules, tasks, run_file)
-    )
+    scheduler = Scheduler.open(rules, tasks, run_file, begun.version if begun else 0)
+    for sentence in begun.refused if begun else ():
+        progress.note(sentence)
     source = ModelSource(config, factory, run_dir / "model")
     service = Service(
         run_id=reader.facts()["run_id"],

@@ -185,6 +185,11 @@ class ActorClient:
         self._link.leaving = self._link.leaving or isinstance(message, Goodbye)
         self._flush()
 
+    @property
+    def unacked_ends(self) -> tuple[str, ...]:
+        """Ids of the episodes whose end was delivered but is not acked yet."""
+        return self._outbox.unacked_ends
+
     async def flush(self, timeout_s: float) -> None:
         """Return when everything delivered is acked; raises PeerLostError after `timeout_s`."""
         try:

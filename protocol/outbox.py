@@ -32,6 +32,13 @@ class Parcel(Struct, eq=False):
         return len(self.steps) + len(self.ends)
 
 
+class Packed(Struct, frozen=True, eq=False):
+    """One delivery with its sequence, ready to be sent as often as needed."""
+
+    frames: list[Frame]
+    ended: tuple[str, ...]  # the episodes whose end is in it
+
+
 class Outbox:
     """`limits` are the learner's for one message, as far as they are known."""
 
@@ -41,7 +48,7 @@ class Outbox:
         self.sequence = 0  # of the last Delivery that was made
         self.acked = 0
         self._waiting: deque[Parcel] = deque()
-        self._unacked: deque[list[Frame]] = deque()  # sequences acked + 1 .. sequence
+        self._unacked: deque[Packed] = deque()  # sequences acked + 1 .. sequence
         self._num_sent = 0  # of the unacked, since the last rewind
 
     @property
@@ -51,6 +58,11 @@ class Outbox:
     @property
     def num_unacked(self) -> int:
         return len(self._unacked)
+
+    @property
+    def unacked_ends(self) -> tuple[str, ...]:
+        """Episodes that are over here and not yet known to be over at the learner's."""
+        return tuple(episode_id for packed in self._unacked for episode_id in packed.ended)
 
     @property
     def num_waiting(self) -> int:
@@ -79,7 +91,9 @@ class Outbox:
 
     def due(self) -> list[Frame] | None:
         """The next Delivery to send, if any; `sent` says that it was."""
-        return self._unacked[self._num_sent] if self._num_sent < len(self._unacked) else None
+        if self._num_sent == len(self._unacked):
+            return None
+        return self._unacked[self._num_sent].frames
 
     def sent(self) -> None:
         self._num_sent += 1
@@ -149,7 +163,7 @@ class Outbox:
                     parcel.packed.set_exception(error)
             return
         self.sequence += 1
-        self._unacked.append(frames)
+        self._unacked.append(Packed(frames, tuple(end.episode_id for end in delivery.ends)))
         for parcel in batch:
             if not parcel.packed.done():
                 parcel.packed.set_result(None)

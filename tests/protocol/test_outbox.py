@@ -194,3 +194,13 @@ def test_sizes_are_not_underestimated(outbox, loop):
     outbox.pack()
     frames = outbox.due()
     assert sum(map(len, frames)) <= size_of_records([step], [make_end(error="x" * 99)]) + 64
+
+
+def test_ends_are_unacked_from_packing_until_their_ack(outbox, loop):
+    ended = make_end()
+    put(outbox, loop, make_step(0), ends=(ended,))
+    assert outbox.unacked_ends == ()
+    outbox.pack()
+    assert outbox.unacked_ends == (ended.episode_id,)
+    outbox.ack(1)
+    assert outbox.unacked_ends == ()
