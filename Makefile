@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
+PACKAGES := protocol configs envs actors learner launch
+
 export OMP_NUM_THREADS := 1
 
 .PHONY: quickstart setup test lint slow clean
@@ -27,7 +29,7 @@ lint: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps -e . -C editable_mode=strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p capo
+	$(BIN)/mypy $(addprefix -p capo.,$(PACKAGES))
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow"

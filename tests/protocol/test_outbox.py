@@ -198,7 +198,7 @@ def test_sizes_are_not_underestimated(outbox, loop):
 
 def test_ends_are_unacked_from_packing_until_their_ack(outbox, loop):
     ended = make_end()
-    put(outbox, loop, make_step(0), ends=(ended,))
+    put(outbox, loop, make_step(), ends=(ended,))
     assert outbox.unacked_ends == ()
     outbox.pack()
     assert outbox.unacked_ends == (ended.episode_id,)
