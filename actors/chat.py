@@ -9,13 +9,15 @@ never made from text again: an action goes into the history as it came out of th
 import json
 import tempfile
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from jinja2 import TemplateError
 from msgspec import Struct
 
-from capo.actors.tool_calls import parse_tool_calls, schema_of
+from capo.actors.tool_calls import parse_tool_calls, schema_of, with_tools
 from capo.envs.api import Action, Message, Observation, Tool
 from capo.protocol.errors import ConfigError
 from capo.protocol.messages import ActorSetup
@@ -67,6 +69,8 @@ class Chat:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """The prompt's text, up to where the assistant begins to speak."""
+        if tools and not self._template_shows_tools:
+            messages, tools = with_tools(messages, tools), ()
         text: str = self.tokenizer.apply_chat_template(
             [{"role": message.role, "content": message.content} for message in messages],
             tools=[schema_of(tool) for tool in tools] or None,
@@ -75,6 +79,18 @@ class Chat:
             enable_thinking=self.enable_thinking,
         )
         return text
+
+    @cached_property
+    def _template_shows_tools(self) -> bool:
+        """Some templates leave the tools out without a word; then the system message has them."""
+        probe = Tool(name="is_this_tool_shown", description="", parameters={})
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": ""}], tools=[schema_of(probe)], tokenize=False
+            )
+        except TemplateError:  # a template may also refuse them
+            return False
+        return probe.name in text
 
     def encode(self, text: str) -> IntArray:
         ids = self.tokenizer.encode(text, add_special_tokens=False)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from capo.envs.api import JSON, Tool, ToolCall
+from capo.envs.api import JSON, Message, Tool, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _BLOCK = re.compile(re.escape(OPEN) + r"(.*?)" + re.escape(CLOSE), re.DOTALL)
@@ -23,6 +23,20 @@ def schema_of(tool: Tool) -> dict[str, JSON]:
             "parameters": tool.parameters,
         },
     }
+
+
+def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """The same dialogue with the tools described in its system message, made if there is none."""
+    schemas = "\n".join(json.dumps(schema_of(tool)) for tool in tools)
+    described = (
+        f"These functions can be called:\n{schemas}\n"
+        f"To call one, write its name and arguments as JSON between tags, like this:\n{OPEN}\n"
+        f'{{"name": "{tools[0].name}", "arguments": {{}}}}\n{CLOSE}'
+    )
+    if messages and messages[0].role == "system":
+        system = Message("system", f"{messages[0].content}\n\n{described}")
+        return [system, *messages[1:]]
+    return [Message("system", described), *messages]
 
 
 def parse_tool_calls(text: str, tools: Sequence[Tool]) -> tuple[tuple[ToolCall, ...], str]:

@@ -234,3 +234,13 @@ def test_a_file_name_that_leaves_the_folder_is_refused(qwen_folder: Path) -> Non
     setup = setup_of(qwen_folder, tokenizer_files={"../evil": b""})
     with pytest.raises(ConfigError, match="evil"):
         load_chat(setup)
+
+
+def test_tools_that_the_template_leaves_out_stand_in_the_system_message(chat: Chat) -> None:
+    tool = Tool(name="act", description="do it", parameters={"type": "object"})
+    asked = [Message("system", "be brief"), Message("user", "go")]
+    text = chat.render(asked, [tool])
+    assert text.index("be brief") < text.index('"act"') < text.index("<tool_call>")
+    assert text.index("<tool_call>") < text.index("go")
+    assert '"act"' in chat.render(asked[1:], [tool])
+    assert "<tool_call>" not in chat.render(asked, [])
