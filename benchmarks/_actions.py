@@ -21,6 +21,7 @@ Integers = NDArray[np.int64]
 TOKEN_SD = 1.5e-3  # of synthetic z: puts half of the actions out of range at a clip of 1e-3
 TOKEN_MEAN = -5e-5  # a policy that learns makes what it sampled before a little less likely
 LENGTHS = (1, 512)
+MIN_DOUBLINGS = 2.0  # of length, between the 5th and 95th percentile, to judge a trend in it
 
 
 class Actions(Struct, frozen=True, kw_only=True, eq=False):
@@ -39,6 +40,23 @@ class Actions(Struct, frozen=True, kw_only=True, eq=False):
         """Sum over an action's tokens of z - mu -> [A]."""
         centred: Floats = self.z_sum - self.length * self.mu
         return centred
+
+    @property
+    def doublings(self) -> float:
+        """How often length doubles between its 5th and 95th percentile."""
+        low, high = np.percentile(self.length, (5, 95))
+        return float(np.log2(high / low))
+
+    @property
+    def reservation(self) -> str:
+        """A clause that a verdict starts with, "" if lengths differ enough for one."""
+        if self.doublings >= MIN_DOUBLINGS:
+            return ""
+        low, high = np.percentile(self.length, (5, 95))
+        return (
+            f"lengths of {low:g} to {high:g} tokens (5 to 95 %) are too alike to tell length from"
+            f" what kind of action it is; with this in mind, "
+        )
 
     def log_ratio(self, alpha: float) -> Floats:
         """As `learner.ratios.calibrated_log_ratio` has it, without its numerical limit -> [A]."""
@@ -105,6 +123,8 @@ def from_run(run: Path, versions: Sequence[int] = (), clip: float | None = None)
         for part in [_part(result, minibatch, algorithm)]
     ]
     named = ", ".join(str(version) for version in chosen)
+    if len(chosen) > 3:
+        named = f"{chosen[0]} to {chosen[-1]} ({len(chosen)} of them)"
     if not parts:
         raise ValueError(
             f"the policy did not move in update {named} of {run}: every z is 0; choose another"

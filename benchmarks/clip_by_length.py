@@ -51,6 +51,7 @@ class Curve(Struct, frozen=True):
 class Result(Struct, frozen=True):
     source: str
     actions: int
+    doublings: float  # of the length, between its 5th and 95th percentile
     clip: tuple[float, float]
     flattest_alpha: float
     verdict: str
@@ -89,10 +90,12 @@ def measure(actions: Actions) -> Result:
     return Result(
         source=actions.source,
         actions=len(actions.length),
+        doublings=actions.doublings,
         clip=(actions.clip_low, actions.clip_high),
         flattest_alpha=flattest.alpha,
         verdict=(
-            f"alpha = 0.5 {flat}: {half.slope:+.3f} ± {half.slope_stderr:.3f} out of range per"
+            f"{actions.reservation}alpha = 0.5 {flat}:"
+            f" {half.slope:+.3f} ± {half.slope_stderr:.3f} out of range per"
             f" doubling of the length (0: {curves[0].slope:+.3f}, 1: {curves[-1].slope:+.3f});"
             f" the flattest of {len(curves)} is alpha = {flattest.alpha:g};"
             f" out of range {half.out_of_range:.3f}, active {half.active:.3f}"

@@ -43,6 +43,7 @@ class Bin(Struct, frozen=True):
 class Result(Struct, frozen=True):
     source: str
     actions: int
+    doublings: float  # of the length, between its 5th and 95th percentile
     exponent: float
     exponent_stderr: float  # by bootstrap over actions
     near_paper: str  # "yes", "no" or "undecided"
@@ -91,11 +92,13 @@ def measure(actions: Actions, seed: int = 0) -> Result:
     return Result(
         source=actions.source,
         actions=len(actions.length),
+        doublings=actions.doublings,
         exponent=exponent,
         exponent_stderr=stderr,
         near_paper=near,
         verdict=(
-            f"the variance of the centred sum grows as length^{exponent:.2f} (± {stderr:.3f}),"
+            f"{actions.reservation}the variance of the centred sum grows as"
+            f" length^{exponent:.2f} (± {stderr:.3f}),"
             f" {words[near]} the paper's {PAPER:.2f}"
         ),
         bins=tuple(_bin(actions, mask) for mask in _plots.length_bins(actions.length, MIN_ACTIONS)),

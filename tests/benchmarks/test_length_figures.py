@@ -134,3 +134,14 @@ def test_a_run_that_is_not_there_is_refused(tmp_path: Path, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         clip_by_length.main()
     assert "none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", [clip_by_length, length_variance])
+def test_lengths_that_are_nearly_alike_carry_a_reservation(module) -> None:
+    generator = np.random.default_rng(0)
+    length = generator.integers(3, 7, 2000)
+    narrow = actions_of(length, generator.normal(0, 0.1, 2000), generator.choice([-1, 1], 2000))
+    result = module.measure(narrow)
+    assert result.doublings == 1.0
+    assert result.verdict.startswith("lengths of 3 to 6 tokens")
+    assert not module.measure(synthetic(1.0, 2000, seed=0)).verdict.startswith("lengths")
