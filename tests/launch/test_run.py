@@ -20,7 +20,7 @@ from capo.learner.metrics_log import read_metrics
 from capo.learner.run_reader import RunReader
 
 ROOT = Path(__file__).parents[2]
-UPDATES = 24
+UPDATES = 60
 GAMES = 100
 
 
@@ -78,7 +78,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
         f'network.bind="{address}"',
         f"updates={UPDATES}",
         f"evaluation.games={GAMES}",
-        "checkpoint.every=6",
+        "checkpoint.every=20",
     ]
     overrides = [word for setting in settings for word in ("--set", setting)]
     learner = Process(folder, "learner", "learner", "configs/quickstart.toml", *overrides)
