@@ -4,6 +4,7 @@ Weights are copied once into one flat stream in main memory, hashed, and sent in
 no default process group, so one may follow the other. The receiving end: actors/gloo_group.py.
 """
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -25,14 +26,18 @@ class GlooTransport:
     def __init__(self, host: str, port: int = 0, timeout_s: float = 20.0) -> None:
         self._host = host
         try:
+            # Left to itself the store listens on every address of the machine.
+            listener = socket.create_server((host, port))
+            port = int(listener.getsockname()[1])
             self._store = c10d.TCPStore(
                 host,
                 port,
                 is_master=True,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=timeout_s),
+                master_listen_fd=listener.detach(),
             )
-        except (RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise WeightSyncError(
                 f"cannot open the weight store on {host}:{port} ({_first_line(error)}); "
                 "set network.weights_host to an address of this machine"

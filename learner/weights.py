@@ -333,6 +333,8 @@ class WeightBroadcaster:
                 broke_off[actor] = report.error
             elif report.error:
                 failed[actor] = report.error
+            elif fault := _report_fault(report, update):
+                failed[actor] = fault
             else:
                 updated.append(MemberReport(actor, report.pause_s, _gap(report, update)))
         return tuple(updated), failed, broke_off
@@ -372,6 +374,19 @@ class _Background(threading.Thread):
             self.error = error
             self.done = True
             self._changed.notify_all()
+
+
+def _report_fault(report: WeightsReport, update: UpdateWeights) -> str:
+    """Why a report that claims success proves nothing, "" if it does prove it."""
+    if report.version != update.version:
+        return f"reports version {report.version}, but {update.version} was sent"
+    given = 0 if report.probe_logprobs is None else len(report.probe_logprobs)
+    if given != len(update.probe_logprobs):
+        return f"reports {given} log-probs of a probe of {len(update.probe_logprobs)}"
+    gap = _gap(report, update)
+    if not gap <= update.probe_tolerance:  # NaN too
+        return f"is {gap:.3g} nats off in the probe; {update.probe_tolerance:g} are allowed"
+    return ""
 
 
 def _gap(report: WeightsReport, update: UpdateWeights) -> float:

@@ -4,6 +4,7 @@ The members are threads with real gloo groups over loopback; only the engine beh
 """
 
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,14 @@ def weights(seed: int) -> list[tuple[str, torch.Tensor]]:
         ("c", torch.randn(1, generator=generator)),
         ("empty", torch.empty(0, 5)),
     ]
+
+
+FALSE_PROOFS = {
+    "has_no_proof": lambda proof: None,
+    "has_half_a_proof": lambda proof: proof[: len(proof) // 2],
+    "is_nan": lambda proof: proof * np.float32("nan"),
+    "is_far_off": lambda proof: proof + np.float32(1.0),
+}
 
 
 class Member(threading.Thread):
@@ -119,11 +128,12 @@ class Member(threading.Thread):
                 for spec, o, n in zip(update.tensors, plan.offsets, plan.sizes, strict=True)
             }
         error = "the probe is off by 3 nats" if self.mood == "bad_check" else ""
+        proof = update.probe_logprobs + np.float32(1e-4)
         return WeightsReport(
             epoch=update.epoch,
-            version=update.version,
+            version=update.version + (self.mood == "claims_another_version"),
             error=error,
-            probe_logprobs=update.probe_logprobs + np.float32(1e-4),
+            probe_logprobs=FALSE_PROOFS.get(self.mood, lambda proof: proof)(proof),
             pause_s=0.25,
         )
 
@@ -279,6 +289,15 @@ def test_an_engine_whose_check_fails_is_dropped_and_the_rest_keep_the_weights(
     assert_has(a, 1)
 
 
+@pytest.mark.parametrize("mood", ["claims_another_version", *FALSE_PROOFS])
+def test_a_claim_of_success_without_proof_is_a_failed_check(world: World, mood: str) -> None:
+    world.add("a")
+    world.add("b", mood)
+    report = world.broadcast(1, "a", "b")
+    assert list(report.dropped) == ["b"]
+    assert [member.actor_id for member in report.updated] == ["a"]
+
+
 def test_a_member_lost_between_broadcasts_invalidates_the_group(world: World) -> None:
     a = world.add("a")
     world.broadcast(1, "a")
@@ -295,6 +314,15 @@ def test_answers_of_an_earlier_epoch_are_ignored(world: World) -> None:
     world.broadcaster.receive("a", WeightsReport(epoch=3, version=2, error="old news"))
     assert world.broadcast(2, "a").dropped == {}
     assert_has(a, 2)
+
+
+def test_the_store_listens_on_its_own_address_only() -> None:
+    transport = GlooTransport("127.0.0.1", timeout_s=5.0)
+    _, port = transport.endpoint()
+    with socket.socket() as elsewhere:
+        # Binding the same port of another address works only if nobody listens on all of them.
+        elsewhere.bind(("127.0.0.2", port))
+    transport.close()
 
 
 def test_a_store_on_a_foreign_address_is_one_clear_sentence() -> None:
