@@ -14,7 +14,7 @@ import socket
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -50,6 +50,7 @@ from capo.protocol.records import EpisodeEnd, EpisodeStatus, Lease, Step
 
 UNLIMITED = 2**20  # as many episodes as the run's configuration says
 FLUSH_TIMEOUT_S = 60.0
+REMEMBERED_LEASES = 2**14
 
 
 class StartEngine(Protocol):
@@ -89,6 +90,7 @@ class Worker:
         self._setting_up: asyncio.Task[None] | None = None
         self._waiting_for = ""
         self._pending: deque[Lease] = deque()
+        self._granted: dict[str, None] = {}  # the latest episode ids, oldest first
         self._playing: dict[str, asyncio.Task[None]] = {}
         self._leaving = asyncio.Event()
         self._reason = ""
@@ -156,7 +158,7 @@ class Worker:
             await self._on_welcome(message)
         elif isinstance(message, Grant):
             if not self._leaving.is_set():
-                self._pending.extend(message.leases)
+                self._take(message.leases)
                 self._play_pending()
         elif isinstance(message, Revoke):
             self._revoke(message)
@@ -204,14 +206,21 @@ class Worker:
 
     # -- episodes -------------------------------------------------------------------------------
 
+    def _take(self, leases: Sequence[Lease]) -> None:
+        """An attempt is played once, however often a network repeats its grant."""
+        for lease in leases:
+            if lease.episode_id not in self._granted:
+                self._granted[lease.episode_id] = None
+                self._pending.append(lease)
+        while len(self._granted) > REMEMBERED_LEASES:
+            del self._granted[next(iter(self._granted))]
+
     def _play_pending(self) -> None:
         engine = self._engine
         if engine is None or engine.version < 0:
             return
         while self._pending and len(self._playing) < self._concurrency:
             lease = self._pending.popleft()
-            if lease.episode_id in self._playing:
-                continue
             task = self._tasks.create_task(self._episode(lease, engine))
             self._playing[lease.episode_id] = task
             task.add_done_callback(functools.partial(self._ended, lease.episode_id))
@@ -310,6 +319,8 @@ class Worker:
         return ActorHeartbeat(
             running=len(self._playing),
             waiting_for=self._waiting_for,
+            ready=self._engine is not None,
+            held_leases=self._held(),
             metrics=self._counts.metrics(time.monotonic()),
         )
 

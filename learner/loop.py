@@ -168,13 +168,15 @@ class Loop:
                 raise Stopped
             parts.service.check()
             parts.service.doing(f"waits for the {what}")
+            # First, because a resumed run has the batches that it repeats at once: engines, which
+            # are ahead of it until then, must not get older weights.
+            outcome = self._with_room(step)
+            if outcome is not None:
+                return outcome
             newcomers = parts.service.ready_actors(without_version=parts.trainer.version)
             if newcomers:
                 self._broadcast(newcomers)
                 parts.service.deal()
-            outcome = self._with_room(step)
-            if outcome is not None:
-                return outcome
             parts.observer.waiting(self._who_waits(what))
 
     def _broadcast(self, members: Sequence[str]) -> BroadcastReport:

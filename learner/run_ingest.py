@@ -65,7 +65,11 @@ def store(
     for actor_id, delivery in fresh:
         last_sequences[actor_id] = delivery.sequence
         for step in delivery.steps:
-            fault = _foreign(connection, owners, actor_id, step.episode_id) or step_fault(step)
+            fault = (
+                _foreign(connection, owners, actor_id, step.episode_id)
+                or _too_late(connection, owners, ends, step.episode_id)
+                or step_fault(step)
+            )
             if fault:
                 num_refused += 1
                 faults[step.episode_id] = fault
@@ -103,6 +107,23 @@ def _foreign(
         ).fetchone()
         owner = row[0] if row else "nobody"
     return "" if owner == actor_id else f"delivered by {actor_id}, but leased to {owner}"
+
+
+def _too_late(
+    connection: Connection,
+    owners: Mapping[str, str],
+    ends: Sequence[tuple[str, EpisodeEnd]],
+    episode_id: str,
+) -> str:
+    """An episode that has ended stays as it is: it may be trained on already."""
+    if any(end.episode_id == episode_id for _, end in ends) or (
+        episode_id not in owners
+        and connection.execute(
+            "SELECT 1 FROM episodes WHERE episode_id = ?", (episode_id,)
+        ).fetchone()
+    ):
+        return "its episode had ended"
+    return ""
 
 
 def _end(

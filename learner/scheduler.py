@@ -188,6 +188,17 @@ class Scheduler:
             self._flush()
             self._changed.notify_all()
 
+    def not_received(self, actor_id: str, episode_ids: Iterable[str]) -> None:
+        """These were granted to this actor, which knows nothing of them: others will play them."""
+        with self._changed:
+            for episode_id in sorted(episode_ids):
+                slot = self._slot_of(episode_id)
+                if slot is None or slot.playing is None or slot.playing.actor_id != actor_id:
+                    continue
+                self._journal.mark(slot, UNRECEIVED)
+                self._book(slot).failed(slot)
+            self._flush()
+
     def actor_back(self, actor_id: str, held: Iterable[str]) -> None:
         """An actor says which episodes it plays, or has played without being acked.
 

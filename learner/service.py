@@ -5,6 +5,7 @@ lock guards what both read. Knows no tensors.
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 RETURN_GRACE = 4.0  # an actor from before a restart has so many `dead_after_s` to come back
 STATUS_EVERY_S = 1.0
+REPEAT_DRAIN_S = 2.0
 RETRY_WEIGHTS_S = 30.0  # before an actor that missed a broadcast is invited again
 
 
@@ -58,6 +60,8 @@ class Actor(Struct):
     playing: set[str]
     connected_at: float
     invite_after: float = 0.0
+    missing: dict[str, float] = {}  # what it plays by our book but not by its own, since when
+    heard_at: float = 0.0
     heartbeat: ActorHeartbeat = ActorHeartbeat()
 
 
@@ -90,6 +94,7 @@ class Service:
         self._clock = clock
         self._lock = threading.RLock()
         self._actors: dict[str, Actor] = {}
+        self._unnamed: dict[str, str] = {}  # actors that are not in the run file yet
         self._broadcaster: WeightBroadcaster | None = None
         self._concurrency = msgspec.json.decode(setup.rollout, type=RolloutConfig).concurrency
         self._draining = False
@@ -120,7 +125,9 @@ class Service:
                 f"{self._setup.tokenizer_digest[:12]}; start the actor without a tokenizer of its "
                 "own.",
             )
-        self._run_file.actor_seen(hello.actor_id, hello.actor_name)
+        with self._lock:
+            self._unnamed[hello.actor_id] = hello.actor_name
+        self._name_actors()
         self._scheduler.actor_back(hello.actor_id, hello.held_leases)
         with self._lock:
             self._expected.pop(hello.actor_id, None)
@@ -133,6 +140,7 @@ class Service:
                 ready=hello.weights_version >= 0,
                 playing=set(hello.held_leases),
                 connected_at=self._clock(),
+                heard_at=self._clock(),
             )
         self._note(f"{hello.actor_name} {'is back' if returning else 'joined'}.")
         known = hello.run_id == self._run_id and hello.tokenizer_digest != ""
@@ -145,6 +153,18 @@ class Service:
             dead_after_s=self._network.dead_after_s,
             setup=None if known else self._setup,
         )
+
+    def _name_actors(self) -> None:
+        """Names are for people; a full disk puts them off."""
+        with self._lock:
+            unnamed = dict(self._unnamed)
+        for actor_id, name in unnamed.items():
+            try:
+                self._run_file.actor_seen(actor_id, name)
+            except StorageFullError:
+                return
+            with self._lock:
+                self._unnamed.pop(actor_id, None)
 
     def _refused(self, hello: Hello, reason: str) -> Refused:
         self._note(f"{hello.actor_name} was refused: {reason}")
@@ -176,6 +196,26 @@ class Service:
             actor.ready = True
         elif actor is not None and isinstance(message, ActorHeartbeat):
             actor.heartbeat = message
+            actor.heard_at = self._clock()
+            actor.ready = actor.ready or message.ready
+            self._compare_leases(actor_id, actor, message)
+
+    def _compare_leases(self, actor_id: str, actor: Actor, heartbeat: ActorHeartbeat) -> None:
+        """Give to others what an actor has not heard of for longer than any message travels."""
+        if heartbeat.held_leases is None:
+            return
+        now = self._clock()
+        with self._lock:
+            absent = actor.playing.difference(heartbeat.held_leases)
+            actor.missing = {one: actor.missing.get(one, now) for one in absent}
+            overdue = [
+                episode_id
+                for episode_id, since in actor.missing.items()
+                if now - since > self._network.dead_after_s
+            ]
+            actor.playing.difference_update(overdue)
+        if overdue:
+            self._scheduler.not_received(actor_id, overdue)
 
     def lost(self, actor_id: str, reason: str) -> None:
         with self._lock:
@@ -205,6 +245,7 @@ class Service:
         self.deal()
         if now >= self._status_at:
             self._status_at = now + STATUS_EVERY_S
+            self._name_actors()
             write_status(self._run_dir, self.status())
 
     def deal(self) -> None:
@@ -307,6 +348,7 @@ class Service:
                     playing=len(actor.playing),
                     capacity=actor.capacity,
                     waiting_for=actor.heartbeat.waiting_for,
+                    silent_s=now - actor.heard_at,
                     connected_s=now - actor.connected_at,
                     metrics=actor.heartbeat.metrics,
                 )
@@ -319,19 +361,21 @@ class Service:
         Raises:
             PeerLostError: names those that did not leave in time.
         """
-        with self._lock:
-            self._draining = True
-            actor_ids = list(self._actors)
-        for actor_id in actor_ids:
-            self._server.send(actor_id, Drain(reason=reason, abort=abort))
+        self._draining = True
         deadline = self._clock() + timeout_s
+        told_at = -math.inf
         while True:
             with self._lock:
-                left = [actor.name for actor in self._actors.values()]
+                left = {actor_id: actor.name for actor_id, actor in self._actors.items()}
             if not left:
                 return
             if self._clock() > deadline:
-                raise PeerLostError(f"{', '.join(left)} did not leave within {timeout_s:.0f} s.")
+                names = ", ".join(left.values())
+                raise PeerLostError(f"{names} did not leave within {timeout_s:.0f} s.")
+            if self._clock() - told_at > REPEAT_DRAIN_S:
+                told_at = self._clock()
+                for actor_id in left:  # again for those that reconnected since
+                    self._server.send(actor_id, Drain(reason=reason, abort=abort))
             time.sleep(0.02)
 
     def close(self) -> None:

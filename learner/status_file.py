@@ -23,6 +23,7 @@ class ActorStatus(Struct, frozen=True, kw_only=True):
     capacity: int
     waiting_for: str
     connected_s: float
+    silent_s: float  # since its last heartbeat
     metrics: dict[str, float]
 
 
@@ -79,10 +80,11 @@ def status_lines(status: LearnerStatus, now: float | None = None) -> list[str]:
     ]
     for actor in status.actors:
         state = "ready" if actor.ready else "engine starting"
+        silent = f", silent for {actor.silent_s:.0f} s" if actor.silent_s > 3.0 else ""
         waits = f", waits for {actor.waiting_for}" if actor.waiting_for else ""
         lines.append(
             f"actor {actor.name}: {state}, weights of version {actor.weights_version}, plays "
-            f"{actor.playing} of {actor.capacity}, connected {actor.connected_s:.0f} s{waits}"
+            f"{actor.playing} of {actor.capacity}, connected {actor.connected_s:.0f} s{silent}{waits}"
         )
     if not status.actors:
         lines.append("actors: none connected")

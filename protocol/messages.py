@@ -41,6 +41,8 @@ class Delivery(Struct, frozen=True, kw_only=True, tag=True):
 class ActorHeartbeat(Struct, frozen=True, kw_only=True, tag=True):
     running: int = 0  # episodes being played
     waiting_for: str = ""  # what this actor waits for, for `capo status`
+    ready: bool = False  # the engine is up, in case Ready got lost
+    held_leases: tuple[str, ...] | None = None  # as in Hello, in case a Grant got lost
     metrics: dict[str, float] = {}
 
 

@@ -242,6 +242,20 @@ def test_it_plays_what_it_is_granted_once_it_has_weights(setup, word_tokenizer) 
     asyncio.run(scenario())
 
 
+def test_a_grant_that_a_network_repeats_is_played_once(setup, word_tokenizer) -> None:
+    async def scenario() -> None:
+        async with World(setup, word_tokenizer, version=0) as world:
+            await world.ready()
+            world.learner.send(Grant(leases=(lease(0), lease(0))))
+            await world.ends(1)
+            world.learner.send(Grant(leases=(lease(0), lease(1))))
+            ends = await world.ends(2)
+            await world.leave()
+            assert [end.episode_id for end in ends] == ["l0.0", "l1.0"]
+
+    asyncio.run(scenario())
+
+
 def test_at_most_as_many_episodes_as_configured_run_at_once(setup, word_tokenizer) -> None:
     async def scenario() -> None:
         async with World(setup, word_tokenizer, version=0) as world:

@@ -498,3 +498,15 @@ def test_a_run_can_be_read_from_the_file_alone(tmp_path):
 def test_a_folder_without_a_run_says_so(tmp_path):
     with pytest.raises(RunFileError, match="holds no run"):
         RunReader(tmp_path)
+
+
+def test_steps_that_come_after_the_end_of_their_episode_are_refused(run_file):
+    late = step(EPISODE, 2)
+    run_file.commit([("ann", episode(1, EPISODE)), ("ann", Delivery(sequence=2, steps=(late,)))])
+    committed = run_file.commit([("ann", Delivery(sequence=3, steps=(late,)))])
+    assert (committed.num_steps, committed.num_refused) == (0, 1)
+    assert "its episode had ended" in committed.fault
+    assert stored_steps(run_file.path.parent) == [(EPISODE, 0), (EPISODE, 1)]
+    with read(run_file) as reader:
+        [found] = reader.read_episodes([EPISODE])
+    assert len(found.steps) == found.end.num_steps == 2

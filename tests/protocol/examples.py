@@ -77,7 +77,9 @@ EXAMPLES = {
         ),
         m.Ready(weights_version=2),
         m.Delivery(sequence=7, steps=(STEP,), ends=(END,)),
-        m.ActorHeartbeat(running=1, waiting_for="w", metrics={"t": 1.5}),
+        m.ActorHeartbeat(
+            running=1, waiting_for="w", ready=True, held_leases=("l.1",), metrics={"t": 1.5}
+        ),
         m.GroupAccept(epoch=1, workers=2),
         m.GroupFormed(epoch=1, error="e", reached=False),
         m.WeightsReport(

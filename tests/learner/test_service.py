@@ -1,0 +1,184 @@
+"""The learner as actors see it: over real sockets, with a real scheduler and run file."""
+
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from capo.configs.schema import NetworkConfig, RolloutConfig
+from capo.learner.scheduler import Scheduler
+from capo.learner.scheduler_rules import SchedulerRules
+from capo.learner.service import Service
+from capo.protocol.errors import PeerLostError, StorageFullError
+from capo.protocol.messages import (
+    ActorHeartbeat,
+    ActorSetup,
+    Drain,
+    Goodbye,
+    Grant,
+    Ready,
+)
+from tests.learner.run_records import episode, new_run, task
+from tests.protocol.wire import RawActor, make_hello, wait_until
+
+DEAD_AFTER_S = 0.7
+SETUP = ActorSetup(
+    environment="tests:none",
+    environment_options=b"{}",
+    rollout=msgspec.json.encode(RolloutConfig(concurrency=4)),
+    model_config=b"{}",
+    model_dtype="float32",
+    max_length=64,
+    tokenizer_files={},
+    tokenizer_digest="digest",
+    seed=0,
+)
+
+
+class Rig:
+    """A service over a new run of one batch of two episodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notes: list[str] = []
+        self.run_file = new_run(folder)
+        rules = SchedulerRules(seed=0, updates=9, batch_episodes=2)
+        self.scheduler = Scheduler.create(rules, [task(0), task(1)], self.run_file)
+        self.service = Service(
+            run_id="run",
+            name="learner",
+            run_dir=folder,
+            setup=SETUP,
+            network=NetworkConfig(heartbeat_s=0.2, dead_after_s=DEAD_AFTER_S),
+            run_file=self.run_file,
+            scheduler=self.scheduler,
+            note=self.notes.append,
+        )
+        self.address = self.service.start()
+
+    def close(self) -> None:
+        self.service.close()
+        self.run_file.close()
+
+
+class Player(RawActor):
+    """An actor with weights; it says what it holds until it is closed."""
+
+    def __init__(self, address: str, name: str, **hello) -> None:
+        super().__init__(address)
+        self.name = name
+        self.held: tuple[str, ...] = ()
+        self.ready = False
+        self.send(make_hello(name, **{"capacity": 2, "weights_version": 0, **hello}))
+        self.welcome = self.receive()
+
+    def beat_until(self, condition, what: str) -> None:
+        def beat() -> bool:
+            self.send(ActorHeartbeat(held_leases=self.held, ready=self.ready))
+            time.sleep(0.05)
+            return condition()
+
+        wait_until(beat, what)
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rig = Rig(tmp_path / "run")
+    yield rig
+    rig.close()
+
+
+def granted(actor: RawActor) -> list[str]:
+    message = actor.receive()
+    assert isinstance(message, Grant)
+    return [lease.episode_id for lease in message.leases]
+
+
+def test_a_grant_that_got_lost_is_given_to_somebody_else(rig):
+    with Player(rig.address, "ann") as ann:
+        assert granted(ann) == ["t00000000.1", "t00000001.1"]
+        ann.held = ("t00000001.1",)  # as if the network had dropped the first
+        ann.beat_until(lambda: rig.scheduler.status().counts.get("reissued", 0) == 1, "reissued")
+        assert granted(ann) == ["t00000000.2"]
+        ann.held = ("t00000001.1", "t00000000.2")
+        started = time.monotonic()
+        ann.beat_until(lambda: time.monotonic() > started + 2 * DEAD_AFTER_S, "time passes")
+        assert rig.scheduler.status().counts["granted"] == 3
+
+
+def test_an_actor_whose_ready_got_lost_is_ready_by_its_heartbeat(rig):
+    with Player(rig.address, "ann", weights_version=-1) as ann:
+        ann.ready = False
+        ann.send(ActorHeartbeat())
+        assert rig.service.ready_actors() == []
+        ann.ready = True
+        ann.beat_until(lambda: rig.service.ready_actors() == ["ann"], "the actor is ready")
+
+
+def test_who_missed_the_order_to_leave_is_told_again(rig):
+    with Player(rig.address, "ann") as ann:
+        draining = threading.Thread(
+            target=rig.service.drain, args=("done", 15.0), kwargs={"abort": True}
+        )
+        draining.start()
+        told: list[object] = []
+
+        def told_twice() -> bool:
+            told.append(ann.receive(0.05))
+            return sum(isinstance(message, Drain) for message in told) >= 2
+
+        ann.beat_until(told_twice, "it was told twice")
+        ann.send(Goodbye(reason="done"))
+        draining.join(15)
+        assert not draining.is_alive()
+
+
+def test_an_actor_that_does_not_leave_is_named(rig):
+    with Player(rig.address, "ann") as ann:
+        with pytest.raises(PeerLostError, match="ann did not leave within 0 s"):
+            rig.service.drain("done", 0.2, abort=True)
+        assert ann.welcome.run_id == "run"
+
+
+def test_an_actor_may_join_while_the_disk_is_full(rig, monkeypatch):
+    room = threading.Event()
+    actor_seen = rig.run_file.actor_seen
+
+    def seen(actor_id: str, name: str) -> None:
+        if not room.is_set():
+            raise StorageFullError("the disk is full")
+        actor_seen(actor_id, name)
+
+    monkeypatch.setattr(rig.run_file, "actor_seen", seen)
+    with Player(rig.address, "ann", actor_name="ann of the north") as ann:
+        [first, _] = granted(ann)
+        ann.send(episode(1, first))
+        room.set()
+        wait_until(lambda: rig.run_file.last_sequence("ann") == 1, "the delivery is stored")
+
+        def name() -> str:
+            database = rig.run_file._connection
+            return database.execute("SELECT name FROM actors").fetchone()[0]
+
+        wait_until(lambda: name() == "ann of the north", "its name is stored")
+
+
+def test_the_status_says_since_when_an_actor_is_silent(rig):
+    with Player(rig.address, "ann") as ann:
+        ann.send(ActorHeartbeat(waiting_for="leases"))
+        wait_until(lambda: rig.service.actors()[0].waiting_for == "leases", "the heartbeat came")
+        before = rig.service.actors()[0].silent_s
+        time.sleep(0.2)
+        assert rig.service.actors()[0].silent_s >= before + 0.19
+
+
+def test_a_delivery_frees_a_place_and_the_next_batch_waits_for_its_version(rig):
+    with Player(rig.address, "ann") as ann:
+        first, second = granted(ann)
+        ann.send(Ready(weights_version=0))
+        for number, name in enumerate((first, second), start=1):
+            ann.send(episode(number, name))
+        wait_until(lambda: rig.scheduler.status().buffered == 2, "both are in")
+        batch = rig.scheduler.take_batch(1.0)
+        assert batch.episode_ids == (first, second)
