@@ -90,28 +90,25 @@ class Fleet:
 
     # What is going on
 
-    def updates(self) -> int:
-        """Finished updates, by the run file."""
+    def query(self, sql: str) -> list[tuple]:
+        """Rows of the run file, as anybody may read them while the learner writes."""
         path = self.run_dir / "run.sqlite"
         if not path.exists():
-            return 0
+            return []
+        database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
         try:
-            with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10) as database:
-                rows = database.execute("SELECT COUNT(*) FROM updates WHERE status = 'done'")
-                return int(rows.fetchone()[0])
-        except sqlite3.OperationalError:
-            return 0
+            return database.execute(sql).fetchall()
+        except sqlite3.OperationalError:  # it is being made
+            return []
         finally:
             database.close()
 
+    def updates(self) -> int:
+        """Finished updates."""
+        return len(self.query("SELECT 1 FROM updates WHERE status = 'done'"))
+
     def updating(self) -> bool:
-        with sqlite3.connect(
-            f"file:{self.run_dir / 'run.sqlite'}?mode=ro", uri=True, timeout=10
-        ) as database:
-            rows = database.execute("SELECT COUNT(*) FROM updates WHERE status = 'taken'")
-            found = rows.fetchone()[0] > 0
-        database.close()
-        return found
+        return bool(self.query("SELECT 1 FROM updates WHERE status = 'taken'"))
 
     def broadcasting(self) -> bool:
         """Whether an engine began to receive weights just now, by its own word."""
@@ -216,6 +213,14 @@ class Fleet:
         for actor in self.actors:
             total.update(actor.wire.counts)
         return total
+
+    def settled(self) -> bool:
+        """Whether nothing is leased any more to an actor that is dead."""
+        alive = {actor.name for actor in self.actors}
+        rows = self.query(
+            "SELECT DISTINCT name FROM leases JOIN actors USING (actor_id) WHERE status = 'playing'"
+        )
+        return all(name in alive for (name,) in rows)
 
     def end(self) -> int:
         """Ctrl-C: drain, checkpoint, everybody home. The learner's exit code."""

@@ -14,5 +14,5 @@ with warnings.catch_warnings():
     import capo.launch.outcome
     import capo.launch.run
     import capo.learner.loop  # noqa: F401
-    import tests.chaos.scripted_actor  # noqa: F401
+    import tests.chaos.scripted_actor
     import tests.chaos.world  # noqa: F401

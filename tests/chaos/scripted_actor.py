@@ -124,6 +124,8 @@ class GlooScriptedEngine:
             )
         except WeightSyncError as error:
             return _failed(update, str(error))
+        if self._epoch != update.epoch:  # a later group took its place meanwhile
+            return _failed(update, f"weight group {update.epoch} was given up")
         if checksum != update.checksum:
             return _failed(update, f"checksum {checksum}, the learner's is {update.checksum}")
         self.version = update.version
@@ -164,9 +166,7 @@ def run(
     log = Log(Path(log_path))
 
     async def start(setup: ActorSetup, rollout: RolloutConfig) -> GlooScriptedEngine:
-        return GlooScriptedEngine(
-            setup, log, token_s=token_s, fault=fault, fault_every=fault_every
-        )
+        return GlooScriptedEngine(setup, log, token_s=token_s, fault=fault, fault_every=fault_every)
 
     async def work() -> None:
         worker = Worker(start, ("gloo",), name=name, progress=lambda line: print(line, flush=True))

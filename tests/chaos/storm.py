@@ -42,6 +42,7 @@ def storm(
             fleet.kill_learner(phases.pop())
             kills += 1
             fleet.wait_for_updates(rng.randint(1, 4))
+        fleet.wait(fleet.settled, "the leases of dead actors were given to others")
         code = fleet.end()
         found = check(
             fleet.run_dir,

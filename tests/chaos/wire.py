@@ -28,16 +28,17 @@ class Messages:
 
     def __init__(self) -> None:
         self._buffer = b""
-        self._greeted = False
+        self._greeting = GREETING_BYTES  # still to come; each side waits for parts of the other's
         self._raw = b""
         self._frames: list[bytes] = []
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, list[bytes] | None]]:
         self._buffer += data
-        if not self._greeted and len(self._buffer) >= GREETING_BYTES:
-            yield self._take(GREETING_BYTES), None
-            self._greeted = True
-        while self._greeted and (header := self._header()) is not None:
+        if self._greeting and self._buffer:
+            passed = self._take(min(self._greeting, len(self._buffer)))
+            self._greeting -= len(passed)
+            yield passed, None
+        while not self._greeting and (header := self._header()) is not None:
             flags, start, size = header
             if len(self._buffer) < start + size:
                 return
@@ -138,9 +139,7 @@ class Wire:
         for writer in list(self._writers):
             writer.transport.abort()
 
-    async def _connected(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self._open:
             writer.transport.abort()
             return
@@ -157,6 +156,8 @@ class Wire:
         ]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the wire is closed; asyncio would log it
+            pass
         finally:
             for task in both:
                 task.cancel()

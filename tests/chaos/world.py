@@ -68,7 +68,7 @@ async def misbehave(fault: str, observation: Observation) -> Transition:
     if fault == "hang":
         await asyncio.sleep(3600.0)
     if fault == "block":
-        time.sleep(4.0)  # noqa: ASYNC251  # longer than the learner waits for a sign of life
+        time.sleep(4.0)  # longer than the learner waits for a sign of life
     if fault == "nan":
         reward = float("nan")
     if fault == "word":
@@ -78,7 +78,10 @@ async def misbehave(fault: str, observation: Observation) -> Transition:
     if fault == "text":
         observation = Observation(messages=(Message("user", "say a " * (10_000_000 // 6)),))
     return Transition(
-        observation=observation, reward=reward, terminated=False, truncated=False  # type: ignore[arg-type]
+        observation=observation,
+        reward=reward,
+        terminated=False,
+        truncated=False,  # type: ignore[arg-type]
     )
 
 
