@@ -3,7 +3,6 @@
 Formulas, sources and defaults of every part: docs/algorithms.md.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from capo.configs.algorithm_checks import TOKEN_RATIOS, problem
 from capo.configs.presets import PRESETS
+from capo.configs.words import nearest
 
 
 class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -155,14 +155,14 @@ def resolve(raw: str | Mapping[str, Any]) -> AlgorithmConfig:
             "react is prompting without training; run `capo eval` in greedy mode instead."
         )
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise ValueError(f"Unknown algorithm {preset!r}; {_nearest(str(preset), list(PRESETS))}")
+        raise ValueError(f"Unknown algorithm {preset!r}; {nearest(str(preset), list(PRESETS))}")
     if "clip" in table:
         clip = table.pop("clip")
         table = {"clip_low": clip, "clip_high": clip, **table}
     fields = AlgorithmConfig.__struct_fields__
     for key in table:
         if key not in fields:
-            raise ValueError(f"Unknown key 'algorithm.{key}'; {_nearest(key, [*fields, 'clip'])}")
+            raise ValueError(f"Unknown key 'algorithm.{key}'; {nearest(key, [*fields, 'clip'])}")
     try:
         algorithm = msgspec.convert({**PRESETS[preset], **table}, AlgorithmConfig)
     except msgspec.ValidationError as error:
@@ -252,8 +252,3 @@ def _behaviour_line(a: AlgorithmConfig) -> str:
         if value is not None:
             parts.append(f"{name} {value:g}")
     return ", ".join(parts) or "no correction"
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(sorted(known))}."

@@ -3,7 +3,6 @@
 Knows no torch and no environment: what only those can judge is judged where they are loaded.
 """
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from capo.configs.algorithms import AlgorithmConfig, needs_entropy, needs_groups, resolve
 from capo.configs.schema import RunConfig
 from capo.configs.validate import problems
+from capo.configs.words import nearest
 
 GROUP_SIZE = 8  # of group methods, where the file does not say (paper, section 4.1)
 
@@ -118,12 +118,6 @@ def to_json(config: RunConfig) -> bytes:
 def from_json(data: bytes) -> RunConfig:
     """Read back what `to_json` wrote, as it lies in a run file. No presets, no overrides."""
     return msgspec.json.decode(data, type=RunConfig)
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """'; did you mean X?' when something known is close, else the list of what is known."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(sorted(known))}."
 
 
 def _refuse_unknown_keys(raw: Mapping[str, Any], struct: Any, prefix: str, origin: str) -> None:

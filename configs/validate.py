@@ -10,7 +10,7 @@ from capo.configs.schema import RunConfig
 
 _POSITIVE = """
     learner.batch_episodes learner.minibatches learner.epochs learner.token_budget
-    learner.policy_lr learner.critic_lr learner.max_grad_norm
+    learner.policy_lr learner.critic_lr
     rollout.temperature rollout.max_action_tokens rollout.concurrency rollout.env_timeout_s
     rollout.engine_timeout_s rollout.kv_cache_gib rollout.tensor_parallel_size
     scheduler.group_size scheduler.max_attempts scheduler.error_window
@@ -20,8 +20,8 @@ _POSITIVE = """
 """
 _NOT_NEGATIVE = """
     updates seed actors learner.policy_warmup_steps learner.policy_final_lr_factor
-    learner.weight_decay scheduler.max_staleness evaluation.games evaluation.every
-    weight_sync.probe_tolerance
+    learner.weight_decay learner.max_grad_norm scheduler.max_staleness
+    evaluation.games evaluation.every weight_sync.probe_tolerance
 """
 _FRACTION = "scheduler.max_error_fraction rollout.gpu_memory_utilization"
 

@@ -10,20 +10,20 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 from rich.console import Console
 
-from capo.configs.load import apply_override, from_raw, load, to_json
+from capo.configs.load import load, to_json
 from capo.configs.schema import RunConfig
 from capo.envs.api import EnvFactory
 from capo.envs.registry import load_factory
 from capo.launch import libraries
 from capo.launch.diagnosis import stacks_on_sigquit
 from capo.launch.progress import Progress
-from capo.launch.run_directory import choose_run_directory, config_of
-from capo.protocol.errors import ConfigError, PeerLostError
+from capo.launch.resumed import resumed_config
+from capo.launch.run_directory import choose_run_directory
+from capo.protocol.errors import CapoError, ConfigError, PeerLostError
 from capo.protocol.records import Task
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 DRAIN_TIMEOUT_S = 30.0
 EXIT_INTERRUPTED = 130
-MAY_CHANGE = ("network.", "checkpoint.", "updates=", "run_dir=")  # of a run that has begun
 
 
 def command(args: argparse.Namespace) -> int:
@@ -40,7 +39,7 @@ def command(args: argparse.Namespace) -> int:
         raise ConfigError("give either a CONFIG to start or --resume RUN to go on.")
     if args.resume:
         run_dir = Path(args.resume)
-        config = _override(config_of(run_dir), args.overrides, run_dir)
+        config = resumed_config(run_dir, args.overrides)
     else:
         config = load(args.config, args.overrides)
         run_dir = choose_run_directory(config)
@@ -48,27 +47,6 @@ def command(args: argparse.Namespace) -> int:
     stacks_on_sigquit()
     with _signals(stop):
         return _run(config, run_dir, resume=bool(args.resume), stop=stop)
-
-
-def _override(config: RunConfig, overrides: Sequence[str], run_dir: Path) -> RunConfig:
-    """A resumed run's configuration may change where it listens and how far it goes, no more."""
-    raw = msgspec.to_builtins(config)
-    for assignment in overrides:
-        if not assignment.startswith(MAY_CHANGE):
-            raise ConfigError(
-                f"--set {assignment} would change a run that has begun; with --resume only "
-                "network, checkpoint and updates may change."
-            )
-        apply_override(raw, assignment)
-    return from_raw(_without_none(raw), str(run_dir))
-
-
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if value is not None
-    }
 
 
 def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Event) -> int:
@@ -104,6 +82,9 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
                 f"capo run --resume {run_dir}"
             )
             return EXIT_INTERRUPTED
+        except CapoError as error:  # it cannot go on: nobody shall wait for a learner in vain
+            _send_home(parts.service, f"the run ended: {error}", progress, abort=True)
+            raise
         _send_home(parts.service, "the run is complete", progress, abort=False)
         _show_outcome(parts.reader, run_dir, progress)
     return 0

@@ -3,11 +3,14 @@
 Knows nothing of tensors, sockets or the run file; it gets plain numbers.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 _COLUMNS = (
     ("update", 9),
@@ -35,23 +38,23 @@ class Progress:
         self._status: Status | None = None
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self._print(text, markup=False)
 
     def waiting(self, text: str) -> None:
         """Replace the status line; without a terminal nothing is shown."""
         if not self._console.is_terminal:
             return
         if self._status is None:
-            self._status = self._console.status(text)
+            self._status = self._console.status(Text(text))
             self._status.start()
         else:
-            self._status.update(text)
+            self._status.update(Text(text))
 
     def update(self, version: int, metrics: Mapping[str, float]) -> None:
         """One row. `metrics` are the update's, by the names of docs/metrics.md."""
         if self._rows % _HEADER_EVERY == 0:
             names = "".join(f"{name:>{width}}" for name, width in _COLUMNS)
-            self._console.print(names, style="bold", highlight=False, soft_wrap=True)
+            self._print(names, style="bold")
         self._rows += 1
         cells = (
             f"{version}/{self._total}",
@@ -75,7 +78,12 @@ class Progress:
             table.add_column(column, justify="left" if index == 0 else "right")
         for row in rows:
             table.add_row(*row)
-        self._console.print(table)
+        self._print(table, soft_wrap=False)
+
+    def _print(self, what: str | Table, **how: Any) -> None:
+        """Output that goes nowhere (a full disk, a closed terminal) must not end a run."""
+        with contextlib.suppress(OSError):
+            self._console.print(what, **{"highlight": False, "soft_wrap": True, **how})
 
     def close(self) -> None:
         if self._status is not None:

@@ -6,15 +6,21 @@ They are what `capo learner` and `capo actor` start; this module starts, watches
 import argparse
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from capo.configs.load import load
 from capo.configs.schema import RunConfig
 from capo.launch.processes import Child, free_port, stop
-from capo.launch.run_directory import choose_run_directory, config_of
+from capo.launch.resumed import resumed_config
+from capo.launch.run_directory import DATABASE, choose_run_directory
 from capo.protocol.errors import ConfigError
 
-MAX_ACTOR_RESTARTS = 3
+MAX_ACTOR_RESTARTS = 3  # within
+RESTART_WINDOW_S = 600.0
+EXIT_FAILURE = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
 _POLL_S = 0.2
 
 
@@ -23,7 +29,7 @@ def command(args: argparse.Namespace) -> int:
         raise ConfigError("give either a CONFIG to start or --resume RUN to go on.")
     if args.resume:
         run_dir = Path(args.resume)
-        config = config_of(run_dir)
+        config = resumed_config(run_dir, args.overrides)
         learner_arguments = ["learner", "--resume", str(run_dir)]
     else:
         config = load(args.config, args.overrides)
@@ -42,63 +48,83 @@ def command(args: argparse.Namespace) -> int:
 def supervise(
     run_dir: Path, config: RunConfig, learner_arguments: list[str], address: str, num_actors: int
 ) -> int:
+    """Run a learner and its actors to the end of the learner; returns its exit code."""
     interrupts: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
-    signal.signal(signal.SIGTERM, lambda number, _: interrupts.append(number))
-    learner = Child("learner", learner_arguments, log=None)
-    actors = [
-        Child(
-            f"actor {index}",
-            ["actor", "--connect", address, "--name", f"local-{index}", *_keys(config)],
-            log=run_dir / "logs" / f"actor-{index}.log",
-        )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: interrupts.append(number))
+    actor_arguments = [
+        ["actor", "--connect", address, "--name", f"local-{index}", *_keys(config, index)]
         for index in range(num_actors)
     ]
-    restarts = dict.fromkeys(range(num_actors), 0)
-    forwarded = 0
+    learner = Child("learner", learner_arguments, log=None)
+    actors = [
+        Child(f"actor {index}", arguments, log=run_dir / "logs" / f"actor-{index}.log")
+        for index, arguments in enumerate(actor_arguments)
+    ]
     try:
-        while learner.exit_code() is None:
-            time.sleep(_POLL_S)
-            if len(interrupts) > forwarded:
-                forwarded = len(interrupts)
-                if forwarded > 1:
-                    print("capo run: stopping at once.", flush=True)
-                    break
-                learner.signal(signal.SIGINT)
-            for index, actor in enumerate(actors):
-                code = actor.exit_code()
-                if code in (None, 0) or interrupts or restarts[index] > MAX_ACTOR_RESTARTS:
-                    continue
-                restarts[index] += 1
-                if restarts[index] > MAX_ACTOR_RESTARTS:
-                    print(
-                        f"capo run: {actor.name} ended {restarts[index]} times and is given up; "
-                        f"its log is {actor.log}.",
-                        flush=True,
-                    )
-                else:
-                    print(
-                        f"capo run: {actor.name} ended with exit code {code} and is started "
-                        f"again; its log is {actor.log}:\n{actor.last_words()}",
-                        flush=True,
-                    )
-                    actor.restart()
-            if num_actors and all(count > MAX_ACTOR_RESTARTS for count in restarts.values()):
-                print("capo run: no actor is left; the run stops.", flush=True)
-                learner.signal(signal.SIGINT)
-                learner.wait(60.0)
-                return 1
-        code = learner.exit_code()
-        if code not in (0, None) and not interrupts:
-            print(
-                f"capo run: the learner ended with exit code {code}; nothing committed is lost: "
-                f"go on with `capo run --resume {run_dir}`.",
-                flush=True,
-            )
-        return 130 if code is None else code
+        return _watch(learner, actors, run_dir, interrupts)
     finally:
         stop([*actors, learner])
 
 
-def _keys(config: RunConfig) -> list[str]:
-    return ["--keys", config.network.key_file] if config.network.key_file else []
+def _watch(learner: Child, actors: Sequence[Child], run_dir: Path, interrupts: list[int]) -> int:
+    restarts: dict[str, list[float]] = {actor.name: [] for actor in actors}
+    forwarded = 0
+    while (code := learner.exit_code()) is None:
+        time.sleep(_POLL_S)
+        if len(interrupts) > forwarded:
+            forwarded = len(interrupts)
+            if forwarded > 1:
+                _say("stopping at once.")
+                return EXIT_INTERRUPTED
+            learner.signal(signal.SIGINT)
+        if interrupts:
+            continue
+        given_up = [not _keep_alive(actor, restarts[actor.name]) for actor in actors]
+        if actors and all(given_up):
+            logs = ", ".join(str(actor.log) for actor in actors)
+            _say(f"every actor keeps ending, so the run stops; see {logs}.")
+            learner.signal(signal.SIGINT)
+            learner.wait(60.0)
+            return EXIT_FAILURE
+    if code not in (0, EXIT_BAD_INPUT) and not interrupts and (run_dir / DATABASE).exists():
+        _say(
+            f"the learner ended with exit code {code}; nothing committed is lost: go on with "
+            f"capo run --resume {run_dir}"
+        )
+    return code
+
+
+def _keep_alive(actor: Child, restarts: list[float]) -> bool:
+    """Start an actor that failed again; False once it failed too often in too short a time."""
+    code = actor.exit_code()
+    if code in (None, 0):
+        return True
+    now = time.monotonic()
+    recent = [moment for moment in restarts if now - moment < RESTART_WINDOW_S]
+    if len(recent) >= MAX_ACTOR_RESTARTS:
+        return False
+    restarts.append(now)
+    _say(
+        f"{actor.name} ended with exit code {code} and is started again; its log is {actor.log}:\n"
+        f"{actor.last_words()}"
+    )
+    actor.restart()
+    return True
+
+
+def _say(text: str) -> None:
+    print(f"capo run: {text}", flush=True)
+
+
+def _keys(config: RunConfig, index: int) -> list[str]:
+    """The key file that `capo keygen` wrote for this actor, beside the learner's."""
+    if not config.network.key_file:
+        return []
+    file = Path(config.network.key_file).with_name(f"actor-{index}.key")
+    if not file.is_file():
+        raise ConfigError(
+            f"network.key_file is set, but there is no {file} for local actor {index}; make the "
+            f"keys with: capo keygen {file.parent} --actors {index + 1}"
+        )
+    return ["--keys", str(file)]

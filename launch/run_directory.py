@@ -9,6 +9,7 @@ import msgspec
 from capo.configs.schema import RunConfig
 from capo.protocol.errors import RunFileError
 
+DATABASE = "run.sqlite"
 _LEARNER = "learner.json"
 
 
@@ -31,13 +32,6 @@ def write_address(run_dir: Path, address: str) -> None:
     beside = target.with_suffix(".tmp")
     beside.write_bytes(msgspec.json.encode(LearnerAddress(address, os.getpid())))
     beside.replace(target)
-
-
-def read_address(run_dir: Path) -> LearnerAddress | None:
-    try:
-        return msgspec.json.decode((run_dir / _LEARNER).read_bytes(), type=LearnerAddress)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None
 
 
 def config_of(run_dir: Path) -> RunConfig:

@@ -36,19 +36,22 @@ def replay(
     """
     with RunReader(run_dir) as reader:
         recorded = results.decode(reader.update_result(version))
-        config = reader.config()
-        changed = overridden(config, overrides) if overrides else config
-        trainer = _trainer_before(run_dir, config, version, note)
+        recorded_config = reader.config(version)
+        wanted = overridden(recorded_config, overrides) if overrides else recorded_config
+        trainer, config = _trainer_before(run_dir, reader, version, note)
         started_from = trainer.version
         diverged_at = None
         for other in range(started_from, version):
             note(f"Repeating update {other} on the way to {version}.")
+            if reader.config(other) != config:
+                config = reader.config(other)
+                trainer = _with_config(trainer, config, run_dir / MODEL_FOLDER)
             before = results.decode(reader.update_result(other))
             again = trainer.update(reader.read_episodes(before.episode_ids), other)
             if diverged_at is None and results.compare(before, again):
                 diverged_at = other
-        if overrides:
-            trainer = _with_config(trainer, changed, run_dir / MODEL_FOLDER)
+        if wanted != config:
+            trainer = _with_config(trainer, wanted, run_dir / MODEL_FOLDER)
         note(f"Repeating update {version}.")
         replayed = trainer.update(reader.read_episodes(recorded.episode_ids), version)
     return Replayed(
@@ -92,23 +95,26 @@ def overridden(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 
 
 def _trainer_before(
-    run_dir: Path, config: RunConfig, version: int, note: Callable[[str], None]
-) -> Trainer:
+    run_dir: Path, reader: RunReader, version: int, note: Callable[[str], None]
+) -> tuple[Trainer, RunConfig]:
+    """A trainer at the nearest version before, and the configuration it has."""
     model = run_dir / MODEL_FOLDER
     if not model.is_dir():
         raise CheckpointError(
             f"{run_dir} lacks the folder {MODEL_FOLDER}, the policy that the run started from: "
             f"take the whole folder of the run along."
         )
-    checkpoint = Checkpoints(run_dir, config.checkpoint.keep_last).nearest_before(version)
+    keep_last = reader.config().checkpoint.keep_last
+    checkpoint = Checkpoints(run_dir, keep_last).nearest_before(version)
+    config = reader.config(checkpoint.version if checkpoint else 0)
     trainer = Trainer(config, model)
     if checkpoint is None:
         note("No checkpoint lies before that update: starting from the run's first policy.")
-        return trainer
+        return trainer, config
     for sentence in checkpoint.refused:
         note(sentence)
     trainer.load(checkpoint.folder)
-    return trainer
+    return trainer, config
 
 
 def _with_config(trainer: Trainer, config: RunConfig, model: Path) -> Trainer:

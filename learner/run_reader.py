@@ -26,6 +26,9 @@ STEP_COLUMNS = (
 )
 
 
+CONFIG_SINCE = "config@"
+
+
 class LeaseRow(Struct, frozen=True, array_like=True):
     """One attempt at one lease."""
 
@@ -138,8 +141,18 @@ class RunReader:
         """The rows of table `run`: run_id, config, versions, ..."""
         return dict(self._rows("SELECT key, value FROM run ORDER BY key"))
 
-    def config(self) -> RunConfig:
-        return from_json(self.facts()["config"].encode())
+    def config(self, version: int | None = None) -> RunConfig:
+        """What the update from `version` ran with; the newest one where None is given.
+
+        A run that went on with other values has a fact `config@VERSION` from there on.
+        """
+        facts = self.facts()
+        since = {0: facts["config"]}
+        for key, value in facts.items():
+            if key.startswith(CONFIG_SINCE):
+                since[int(key.removeprefix(CONFIG_SINCE))] = value
+        newest = max(start for start in since if version is None or start <= version)
+        return from_json(since[newest].encode())
 
     def leases(self) -> list[LeaseRow]:
         """All attempts, in the order they were granted."""
