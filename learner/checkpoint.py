@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from capo.learner.appending import FULL
 from capo.protocol.errors import CheckpointError, StorageFullError
 
 FORMAT = 1
@@ -65,7 +66,9 @@ class Checkpoints:
             write(beside)
             digest = _seal(beside, version)
         except BaseException as error:
-            full = _free_bytes(self._root) < SPARE_BYTES
+            full = _free_bytes(self._root) < SPARE_BYTES or (
+                isinstance(error, OSError) and error.errno in FULL
+            )
             shutil.rmtree(beside, ignore_errors=True)
             if full and isinstance(error, Exception):
                 raise self._no_room(SPARE_BYTES) from error

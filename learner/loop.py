@@ -75,6 +75,7 @@ class Loop:
         self._probe = probe_tokens(parts.config, parts.trainer.vocabulary_size)
         self._probe_logprobs: tuple[int, FloatArray] | None = None
         self._last_update_at = parts.clock()
+        self._recorded = parts.trainer.version  # the update that made it is in the run file
 
     def train(self, evaluate: Callable[[int], None]) -> None:
         """Run all remaining updates; `evaluate(version)` is called when an evaluation is due.
@@ -95,7 +96,7 @@ class Loop:
                 if every and parts.trainer.version % every == 0 and parts.trainer.version < total:
                     evaluate(parts.trainer.version)
         except Stopped:
-            self._checkpoint_once()
+            self._checkpoint_at_stop()
             raise
         self._checkpoint_once()
 
@@ -123,6 +124,18 @@ class Loop:
         trained = self._parts.config.updates > 0
         if trained and self._parts.trainer.version not in self._parts.checkpoints.versions():
             self.checkpoint()
+
+    def _checkpoint_at_stop(self) -> None:
+        """If it can be done now: a stop does not wait for room on the disk."""
+        parts = self._parts
+        try:
+            if parts.trainer.version == self._recorded:
+                self._checkpoint_once()
+        except Stopped as stopped:
+            parts.observer.note(
+                f"There is no checkpoint of version {parts.trainer.version}: {stopped.__cause__} "
+                "A resume repeats the updates since the last one."
+            )
 
     def _update(self, batch: Batch) -> None:
         parts, clock = self._parts, self._parts.clock
@@ -155,10 +168,11 @@ class Loop:
                 result=results.encode(result),
             )
         )
+        self._recorded = version
         parts.scheduler.version_advanced(version)
         parts.service.announce(version)
         parts.service.deal()
-        parts.metrics_log.write(version, metrics)
+        self._with_room(lambda: parts.metrics_log.write(version, metrics))
         parts.observer.update(version, metrics)
 
     def _wait(self, step: Callable[[], Result | None], what: str) -> Result:
@@ -204,9 +218,10 @@ class Loop:
                 if not told:
                     parts.observer.note(f"The run waits for room on the disk: {error}")
                     parts.service.announce(parts.trainer.version, paused=str(error))
+                    parts.service.doing(f"waits for room on the disk ({error})")
                     told = True
                 if parts.stop.wait(DISK_RETRY_S):
-                    raise
+                    raise Stopped from error
                 continue
             if told:
                 parts.observer.note("There is room on the disk again; the run goes on.")

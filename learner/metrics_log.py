@@ -12,7 +12,9 @@ from pathlib import Path
 from types import TracebackType
 
 import msgspec
-from torch.utils.tensorboard import SummaryWriter
+
+from capo.learner.appending import AppendedFile
+from capo.learner.event_file import EventFile
 
 FILE_NAME = "metrics.jsonl"
 
@@ -25,10 +27,11 @@ class MetricsLog:
     ) -> None:
         path = run_dir / FILE_NAME
         _keep_until(path, resume_at)
-        self._file = path.open("ab")
+        self._lines = AppendedFile(path)
         self._clock = clock
-        self._board = SummaryWriter(
-            str(run_dir / "tensorboard"), purge_step=resume_at + 1 if resume_at else None
+        self._written = resume_at  # the version of the last line
+        self._events = EventFile(
+            run_dir / "tensorboard", clock(), resume_at + 1 if resume_at else None
         )
 
     def __enter__(self) -> "MetricsLog":
@@ -43,18 +46,20 @@ class MetricsLog:
         self.close()
 
     def write(self, version: int, metrics: Mapping[str, float]) -> None:
-        """The update that made policy `version`; readers see the line when this returns."""
+        """The update that made policy `version`; readers see the line when this returns.
+
+        Raises StorageFullError when there is no room; call it again then, nothing is doubled.
+        """
         now = self._clock()
-        line = {"version": version, "time": now, **metrics}
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
-        for name, value in metrics.items():
-            self._board.add_scalar(name, value, version, walltime=now)
-        self._board.flush()
+        if version > self._written:
+            line = {"version": version, "time": now, **metrics}
+            self._lines.append(msgspec.json.encode(line) + b"\n")
+            self._written = version
+        self._events.write(version, metrics, now)
 
     def close(self) -> None:
-        self._file.close()
-        self._board.close()
+        self._lines.close()
+        self._events.close()
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float | None]]:

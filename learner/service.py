@@ -362,6 +362,8 @@ class Service:
             PeerLostError: names those that did not leave in time.
         """
         self._draining = True
+        if self._server.failure is not None:  # nobody can be told any more
+            return
         deadline = self._clock() + timeout_s
         told_at = -math.inf
         while True:

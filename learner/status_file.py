@@ -1,5 +1,6 @@
 """RUN/status.json: who waits for whom and since when, written every second while a learner runs."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from capo.learner.scheduler_status import SchedulerStatus
 from capo.protocol.errors import RunFileError
 
 FILE_NAME = "status.json"
+PAGE_BYTES = 4096  # the file is padded with spaces to whole pages,
+SPARE_BYTES = 1024  # and with at least so many, so that a full disk has room for the next one
+READ_ATTEMPTS = 3
 
 
 class ActorStatus(Struct, frozen=True, kw_only=True):
@@ -39,25 +43,43 @@ class LearnerStatus(Struct, frozen=True, kw_only=True):
 
 
 def write_status(run_dir: Path, status: LearnerStatus) -> None:
-    """Replace the file. A full disk is not this file's problem: then it stays as it was."""
-    beside = run_dir / f"{FILE_NAME}.tmp"
+    """Replace the file. On a full disk it is written into the room that it has already."""
+    path = run_dir / FILE_NAME
+    beside = path.with_suffix(".tmp")
+    content = msgspec.json.encode(status)
     try:
-        beside.write_bytes(msgspec.json.encode(status))
-        beside.replace(run_dir / FILE_NAME)
+        beside.write_bytes(
+            content.ljust(-(-(len(content) + SPARE_BYTES) // PAGE_BYTES) * PAGE_BYTES)
+        )
+        beside.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+            _overwrite(path, content)
 
 
 def read_status(run_dir: Path) -> LearnerStatus:
     """Raises RunFileError when no learner has ever written one there."""
+    path = run_dir / FILE_NAME
     try:
-        return msgspec.json.decode((run_dir / FILE_NAME).read_bytes(), type=LearnerStatus)
+        for _ in range(READ_ATTEMPTS):  # on a full disk a reader may see it half written
+            with contextlib.suppress(msgspec.DecodeError):
+                return msgspec.json.decode(path.read_bytes(), type=LearnerStatus)
+            time.sleep(0.05)
+        return msgspec.json.decode(path.read_bytes(), type=LearnerStatus)
     except FileNotFoundError as error:
         raise RunFileError(
             f"{run_dir} has no {FILE_NAME}: no learner has run there, or it is not a run directory."
         ) from error
     except msgspec.DecodeError as error:
-        raise RunFileError(f"{run_dir / FILE_NAME} cannot be read: {error}.") from error
+        raise RunFileError(f"{path} cannot be read: {error}.") from error
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    size = path.stat().st_size
+    if len(content) <= size:
+        with path.open("r+b") as file:
+            file.write(content.ljust(size))
 
 
 def status_lines(status: LearnerStatus, now: float | None = None) -> list[str]:
@@ -84,7 +106,8 @@ def status_lines(status: LearnerStatus, now: float | None = None) -> list[str]:
         waits = f", waits for {actor.waiting_for}" if actor.waiting_for else ""
         lines.append(
             f"actor {actor.name}: {state}, weights of version {actor.weights_version}, plays "
-            f"{actor.playing} of {actor.capacity}, connected {actor.connected_s:.0f} s{silent}{waits}"
+            f"{actor.playing} of {actor.capacity}, connected {actor.connected_s:.0f} s"
+            f"{silent}{waits}"
         )
     if not status.actors:
         lines.append("actors: none connected")

@@ -1,4 +1,4 @@
-"""A learner and its actors as processes, each actor behind a wire of its own, all to be tormented."""
+"""A learner and its actors as processes, each actor behind a wire of its own, to be tormented."""
 
 import os
 import random

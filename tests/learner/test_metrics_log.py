@@ -1,12 +1,15 @@
 """The metrics' two logs, and what a resumed run takes back."""
 
+import contextlib
 import json
 import math
+import subprocess
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from capo.learner.metrics_log import MetricsLog, read_metrics
+from capo.protocol.errors import StorageFullError
 
 
 def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path):
@@ -56,3 +59,40 @@ def test_a_line_in_the_making_is_not_read(tmp_path, text):
     (tmp_path / "metrics.jsonl").write_text(text)
     assert len(read_metrics(tmp_path)) == text.count("\n")
     assert read_metrics(tmp_path / "nowhere") == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)], capture_output=True
+    )
+    if mount.returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_takes_nothing_or_all_and_goes_on_with_room(small_disk):
+    ballast = small_disk / "ballast"
+    metrics = {f"metric/{number}": float(number) for number in range(100)}
+    with MetricsLog(small_disk) as log:
+        log.write(1, metrics)
+        with contextlib.suppress(OSError):
+            ballast.write_bytes(bytes(1 << 20))
+        version = 2
+        with contextlib.suppress(StorageFullError):
+            while True:
+                log.write(version, metrics)
+                version += 1
+        with pytest.raises(StorageFullError, match="make room"):
+            log.write(version, metrics)
+        ballast.unlink()
+        log.write(version, metrics)
+        log.write(version + 1, metrics)
+    expected = list(range(1, version + 2))
+    assert [line["version"] for line in read_metrics(small_disk)] == expected
+    events = EventAccumulator(str(small_disk / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("metric/7")] == expected
