@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from capo.configs.load import to_json
 from capo.configs.schema import RunConfig, WeightSyncConfig
 from capo.envs.api import EnvFactory
 from capo.launch.actor_setup import actor_setup
@@ -17,7 +18,7 @@ from capo.learner.checkpoint import Checkpoints
 from capo.learner.loop import Parts
 from capo.learner.metrics_log import MetricsLog
 from capo.learner.run_file import RunFile
-from capo.learner.run_reader import RunReader
+from capo.learner.run_reader import CONFIG_SINCE, RunReader
 from capo.learner.scheduler import Scheduler
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.learner.service import Service
@@ -45,8 +46,11 @@ def assemble(
     reader = stack.enter_context(RunReader(run_dir))
     checkpoints = Checkpoints(run_dir, config.checkpoint.keep_last)
     begun = checkpoints.latest()
+    version = begun.version if begun else 0
+    if config != reader.config():
+        run_file.set_facts({f"{CONFIG_SINCE}{version}": to_json(config).decode()})
     rules, tasks = SchedulerRules.from_config(config), factory.tasks("train")
-    scheduler = Scheduler.open(rules, tasks, run_file, begun.version if begun else 0)
+    scheduler = Scheduler.open(rules, tasks, run_file, version)
     for sentence in begun.refused if begun else ():
         progress.note(sentence)
     source = ModelSource(config, factory, run_dir / "model")
