@@ -91,7 +91,7 @@ class ThreadedEnv:
 def make_env(make: Callable[[], Any]) -> Env:
     """What `make` builds, as an `Env`: itself when its methods are coroutines, else in a thread."""
     env = make()
-    if inspect.iscoroutinefunction(env.step):
+    if inspect.iscoroutinefunction(env.step) and inspect.iscoroutinefunction(env.reset):
         return cast(Env, env)
     env.close()
     return ThreadedEnv(make)

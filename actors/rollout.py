@@ -5,10 +5,11 @@ dies) ends the episode with its own status. It is never a reward of 0.
 """
 
 import asyncio
+import functools
 import hashlib
 import math
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,7 +37,7 @@ async def play(
     temperature = 0.0 if lease.purpose is Purpose.EVAL_GREEDY else config.temperature
     try:
         observation = await _env_call(
-            "reset", env.reset(lease.task, lease.seed), config.env_timeout_s, tally
+            "reset", lambda: env.reset(lease.task, lease.seed), config.env_timeout_s, tally
         )
         prompt = _observe(dialogue, observation, tally)
         if dialogue.room() < 1:
@@ -61,7 +62,9 @@ async def play(
             tally.cut += not sample.stopped
             action = dialogue.act(sample.tokens)
             tally.malformed += action.malformed != ""
-            transition = await _env_call("step", env.step(action), config.env_timeout_s, tally)
+            transition = await _env_call(
+                "step", functools.partial(env.step, action), config.env_timeout_s, tally
+            )
             reward, info = _checked(transition, tally)
             yield Step(
                 episode_id=lease.episode_id,
@@ -126,6 +129,10 @@ class _Tally:
 
 def _observe(dialogue: Dialogue, observation: Observation, tally: _Tally) -> Prompt:
     """A template that cannot render what an environment said is the environment's error."""
+    if not isinstance(observation, Observation):
+        raise EnvError(
+            f"the environment returned a {type(observation).__name__} where an Observation belongs"
+        )
     if not observation.messages and observation.rebuilt:
         raise EnvError("the environment returned a rebuilt observation without messages")
     try:
@@ -136,10 +143,15 @@ def _observe(dialogue: Dialogue, observation: Observation, tally: _Tally) -> Pro
     return prompt
 
 
-async def _env_call(name: str, call: Coroutine[Any, Any, T], timeout_s: float, tally: _Tally) -> T:
+async def _env_call(
+    name: str, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float, tally: _Tally
+) -> T:
     """The answer, or EnvError. A call that hangs is cancelled and left behind, not waited for."""
     started = time.monotonic()
-    task = asyncio.ensure_future(call)
+    try:
+        task = asyncio.ensure_future(call())
+    except Exception as error:  # anything a foreign environment raises
+        raise EnvError(f"{name} is no coroutine, or raised at once: {error}") from error
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout_s)
     except asyncio.CancelledError:
@@ -175,6 +187,9 @@ def _checked(transition: Transition, tally: _Tally) -> tuple[float, dict[str, fl
     """Reward and info as finite floats; the outcome goes to the tally."""
     if not isinstance(transition, Transition):
         raise EnvError(f"step returned a {type(transition).__name__}, not a Transition")
+    names = transition.info if isinstance(transition.info, dict) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise EnvError("the environment returned an info that is no dict of names to numbers")
     tally.outcome = _finite("outcome", transition.outcome)
     info = {name: _finite(f"info[{name!r}]", value) for name, value in transition.info.items()}
     return _finite("reward", transition.reward), info

@@ -186,6 +186,9 @@ def test_an_action_cut_by_length_is_counted_and_has_no_stop_token(chat: Chat) ->
         ([transition(reward=[1, 2])], 0, "[1, 2] as reward"),
         ([transition(outcome=math.nan, terminated=True)], 0, "nan as outcome"),
         ([transition(info={"x": math.nan})], 0, "nan as info['x']"),
+        ([transition(info=None)], 0, "info that is no dict"),
+        ([transition(info={1: 1.0})], 0, "info that is no dict"),
+        ([transition(observation=("obs", {}))], 1, "tuple where an Observation belongs"),
         ([lambda action: "nonsense"], 0, "step returned a str"),
         (
             [transition(observation=Observation(messages=(), rebuilt=True))],
@@ -203,6 +206,21 @@ def test_an_environments_failure_is_an_env_error_and_no_reward(
     assert end.status is EpisodeStatus.ENV_ERROR
     assert complaint in end.error
     assert end.outcome == 0.0
+
+
+@pytest.mark.parametrize("first", [("observation", {}), "text"])
+def test_a_reset_that_returns_no_observation_is_an_env_error(chat: Chat, first) -> None:
+    (end,) = run(ScriptedEnv([], first=first), chat, engine_saying(chat, "go"))
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert "where an Observation belongs" in end.error
+
+
+def test_a_reset_that_is_no_coroutine_is_an_env_error(chat: Chat) -> None:
+    env = ScriptedEnv([])
+    env.reset = lambda task, seed: None
+    (end,) = run(env, chat, engine_saying(chat, "go"))
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert "no coroutine" in end.error
 
 
 def test_a_reset_that_raises_is_an_env_error(chat: Chat) -> None:
