@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from capo.learner import run_database
-from capo.learner.run_ingest import Committed, store
+from capo.learner.run_ingest import Committed, EpisodeLimits, store
 from capo.learner.run_rows import encode_numbers
 from capo.learner.run_schema import FILE_NAME
 from capo.protocol.errors import ProtocolError, RunFileError
@@ -29,6 +29,7 @@ from capo.protocol.messages import Delivery
 from capo.protocol.records import Lease
 
 Clock = Callable[[], float]
+NO_LIMITS = EpisodeLimits()
 
 
 class GrantedLease(Struct, frozen=True):
@@ -112,11 +113,16 @@ class RunFile:
 
     # What actors deliver
 
-    def commit(self, deliveries: Sequence[tuple[str, Delivery]]) -> Committed:
+    def commit(
+        self,
+        deliveries: Sequence[tuple[str, Delivery]],
+        limits: EpisodeLimits = NO_LIMITS,
+    ) -> Committed:
         """Store deliveries of (actor_id, delivery) in order, in one durable transaction.
 
-        What is stored already changes nothing. Raises ProtocolError if an actor's deliveries have a
-        gap, StorageFullError if there is no room; nothing is stored then.
+        What is stored already changes nothing; what the model could not read is refused. Raises
+        ProtocolError if an actor's deliveries have a gap, StorageFullError if there is no room;
+        nothing is stored then.
         """
         with self._lock:
             sequences = dict[str, int]()
@@ -135,7 +141,7 @@ class RunFile:
             if not fresh:
                 return Committed()
             with run_database.transaction(self.path, self._connection, synced=True):
-                committed = store(self._connection, self._owners, fresh, self._clock())
+                committed = store(self._connection, self._owners, fresh, limits, self._clock())
             self._sequences.update(sequences)
             for ended in committed.ended:
                 self._owners.pop(ended.episode_id, None)

@@ -5,7 +5,7 @@ cannot be training data, are refused and counted; an episode that lost a step th
 incomplete. What is stored already stays as it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from sqlite3 import Connection
 
 from msgspec import Struct
@@ -41,6 +41,13 @@ class EndedEpisode(Struct, frozen=True, kw_only=True):
     error: str
 
 
+class EpisodeLimits(Struct, frozen=True):
+    """What a model can read: token ids below `vocabulary_size`, sequences up to `max_length`."""
+
+    vocabulary_size: int = 2**31
+    max_length: int = 2**31
+
+
 class Committed(Struct, frozen=True):
     """What a commit changed. `fault` describes the last refused record."""
 
@@ -54,11 +61,13 @@ def store(
     connection: Connection,
     owners: Mapping[str, str],
     fresh: Sequence[tuple[str, Delivery]],
+    limits: EpisodeLimits,
     now: float,
 ) -> Committed:
     """Store deliveries of (actor_id, delivery). `owners`: episode id -> actor, of those in play."""
     rows = list[StepRow]()
     ends = list[tuple[str, EpisodeEnd]]()
+    ended_here = set[str]()
     faults = dict[str, str]()
     last_sequences = dict[str, int]()
     num_refused = 0
@@ -67,8 +76,8 @@ def store(
         for step in delivery.steps:
             fault = (
                 _foreign(connection, owners, actor_id, step.episode_id)
-                or _too_late(connection, owners, ends, step.episode_id)
-                or step_fault(step)
+                or _too_late(connection, owners, ended_here, step.episode_id)
+                or step_fault(step, limits.vocabulary_size)
             )
             if fault:
                 num_refused += 1
@@ -82,11 +91,12 @@ def store(
                 faults[end.episode_id] = fault
             else:
                 ends.append((actor_id, end))
+                ended_here.add(end.episode_id)
     connection.executemany("INSERT OR IGNORE INTO steps VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)", rows)
     ended = [
         new
         for actor_id, end in ends
-        if (new := _end(connection, actor_id, end, faults.get(end.episode_id, ""), now))
+        if (new := _end(connection, actor_id, end, faults.get(end.episode_id, ""), limits, now))
     ]
     connection.executemany(
         "INSERT INTO actors VALUES (?, '', ?, ?, ?) ON CONFLICT (actor_id) DO UPDATE "
@@ -112,11 +122,11 @@ def _foreign(
 def _too_late(
     connection: Connection,
     owners: Mapping[str, str],
-    ends: Sequence[tuple[str, EpisodeEnd]],
+    ended_here: Set[str],
     episode_id: str,
 ) -> str:
     """An episode that has ended stays as it is: it may be trained on already."""
-    if any(end.episode_id == episode_id for _, end in ends) or (
+    if episode_id in ended_here or (
         episode_id not in owners
         and connection.execute(
             "SELECT 1 FROM episodes WHERE episode_id = ?", (episode_id,)
@@ -126,8 +136,36 @@ def _too_late(
     return ""
 
 
+def chain_fault(
+    steps: Iterable[tuple[int, int, int]], final: tuple[int, int] | None, max_length: int
+) -> str:
+    """Why the sequences of an episode cannot be put together, "" if they can.
+
+    `steps` are (keep, observation tokens, action tokens) in order, `final` the same of the prompt
+    after the last one, without an action.
+    """
+    before = 0  # tokens of the full sequence so far
+    parts = [*steps, *([(*final, 0)] if final is not None else [])]
+    for index, (keep, num_observed, num_acted) in enumerate(parts):
+        is_final = final is not None and index == len(parts) - 1
+        name = "the final prompt" if is_final else f"step {index}"
+        if keep > before:
+            return f"{name} keeps {keep} tokens of a sequence of {before}"
+        if keep + num_observed == 0:
+            return f"{name} has an empty prompt"
+        before = keep + num_observed + num_acted
+        if before > max_length:
+            return f"{name} makes a sequence of {before} tokens, but {max_length} is the longest"
+    return ""
+
+
 def _end(
-    connection: Connection, actor_id: str, end: EpisodeEnd, fault: str, now: float
+    connection: Connection,
+    actor_id: str,
+    end: EpisodeEnd,
+    fault: str,
+    limits: EpisodeLimits,
+    now: float,
 ) -> EndedEpisode | None:
     (lease_id, attempt, purpose, lease_status, newest_attempt) = connection.execute(
         "SELECT lease_id, attempt, purpose, status, (SELECT MAX(attempt) FROM leases AS other "
@@ -139,7 +177,16 @@ def _end(
         "TOTAL(reward), MIN(min_version), MAX(max_version) FROM steps WHERE episode_id = ?",
         (end.episode_id,),
     ).fetchone()
-    fault = end_fault(end) or fault
+    fault = end_fault(end, limits.vocabulary_size) or fault
+    if not fault and 0 < num_steps == span:
+        steps = connection.execute(
+            "SELECT keep, LENGTH(observation) / 4, num_action_tokens FROM steps "
+            "WHERE episode_id = ? ORDER BY step_index",
+            (end.episode_id,),
+        )
+        observed = end.final_observation
+        final = None if observed is None else (end.final_keep, len(observed))
+        fault = chain_fault(steps, final, limits.max_length)
     if newest_attempt > attempt or lease_status == "closed":
         excluded = "superseded"
     elif end.status not in TRAINABLE:
@@ -156,7 +203,7 @@ def _end(
         actor_id=actor_id,
         purpose=purpose,
         status=end.status,
-        outcome=0.0 if end_fault(end) else end.outcome,
+        outcome=0.0 if end_fault(end, limits.vocabulary_size) else end.outcome,
         episode_return=episode_return,
         num_steps=num_steps,
         num_action_tokens=int(num_tokens),
@@ -180,7 +227,7 @@ def _end(
             ended.num_action_tokens,
             min_version,
             max_version,
-            0 if end_fault(end) else end.final_keep,
+            0 if end_fault(end, limits.vocabulary_size) else end.final_keep,
             None if end.final_observation is None else blob(end.final_observation, "<i4"),
             encode_numbers(end.metrics),
             ended.error,

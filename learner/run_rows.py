@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from capo.protocol.records import EpisodeEnd, EpisodeStatus, Step, VersionSpan
+from capo.protocol.records import EpisodeEnd, EpisodeStatus, IntArray, Step, VersionSpan
 
 StepRow = tuple[
     str, int, int, int, int, int, float, str, str, str, bytes, bytes, bytes, bytes | None
@@ -18,11 +18,13 @@ StepRow = tuple[
 LIMIT = 2**31  # of counts and versions; far from what SQLite can hold
 
 
-def step_fault(step: Step) -> str:
+def step_fault(step: Step, vocabulary_size: int) -> str:
     """Why a step cannot be training data, "" if it can."""
     length = len(step.action)
     if not length:
         return "its action has no token"
+    if unknown := _unknown_token(vocabulary_size, step.observation, step.action):
+        return unknown
     if len(step.behaviour_logprobs) != length:
         return f"{len(step.behaviour_logprobs)} log-probs for {length} action tokens"
     if sum(span.num_tokens for span in step.versions) != length:
@@ -37,6 +39,13 @@ def step_fault(step: Step) -> str:
         return f"its index is {step.index}, its keep {step.keep}"
     if any(not (0 <= span.version < LIMIT and span.num_tokens > 0) for span in step.versions):
         return "a version span is impossible"
+    return ""
+
+
+def _unknown_token(vocabulary_size: int, *tokens: IntArray) -> str:
+    for part in tokens:
+        if len(part) and not (part.min() >= 0 and part.max() < vocabulary_size):
+            return f"a token id is not in the vocabulary of {vocabulary_size}"
     return ""
 
 
@@ -78,8 +87,12 @@ def step_record(row: StepRow) -> Step:
     )
 
 
-def end_fault(end: EpisodeEnd) -> str:
+def end_fault(end: EpisodeEnd, vocabulary_size: int) -> str:
     """Why the end of an episode cannot be believed, "" if it can."""
+    if end.final_observation is not None and (
+        unknown := _unknown_token(vocabulary_size, end.final_observation)
+    ):
+        return unknown
     if not math.isfinite(end.outcome):
         return f"its outcome is {end.outcome}"
     if not (0 <= end.num_steps < LIMIT and 0 <= end.final_keep < LIMIT):

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from capo.configs.schema import NetworkConfig, RolloutConfig
 from capo.learner.run_file import RunFile
+from capo.learner.run_ingest import EpisodeLimits
 from capo.learner.scheduler import Scheduler
 from capo.learner.status_file import ActorStatus, LearnerStatus, write_status
 from capo.learner.weights import BroadcastReport, WeightBroadcaster
@@ -86,6 +87,10 @@ class Service:
         self._name = name
         self._run_dir = run_dir
         self._setup = setup
+        self._limits = EpisodeLimits(
+            vocabulary_size=msgspec.json.decode(setup.model_config)["vocab_size"],
+            max_length=setup.max_length,
+        )
         self._max_capacity = msgspec.json.decode(setup.rollout, type=RolloutConfig).concurrency
         self._network = network
         self._run_file = run_file
@@ -96,7 +101,6 @@ class Service:
         self._actors: dict[str, Actor] = {}
         self._unnamed: dict[str, str] = {}  # actors that are not in the run file yet
         self._broadcaster: WeightBroadcaster | None = None
-        self._concurrency = msgspec.json.decode(setup.rollout, type=RolloutConfig).concurrency
         self._draining = False
         self._doing = ("starting", clock())
         self._status_at = clock()
@@ -171,7 +175,7 @@ class Service:
         return Refused(reason=reason)
 
     def commit(self, deliveries: Sequence[tuple[str, Delivery]]) -> None:
-        committed = self._run_file.commit(deliveries)
+        committed = self._run_file.commit(deliveries, self._limits)
         if committed.num_refused:
             logger.warning("%d records were refused: %s", committed.num_refused, committed.fault)
         for ended in committed.ended:

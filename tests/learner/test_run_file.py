@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from capo.learner.run_file import Note, RunFile
+from capo.learner.run_ingest import EpisodeLimits
 from capo.learner.run_reader import RunReader
 from capo.protocol.errors import ProtocolError, RunFileError, StorageFullError
 from capo.protocol.messages import Delivery
@@ -61,6 +62,45 @@ def test_what_was_delivered_is_read_back_unchanged(run_file):
     assert (found.task_id, found.group_id, found.member) == ("game-1", "g00000001", 0)
     assert (row.episode_return, row.num_action_tokens) == (-0.5, 6)
     assert (row.min_version, row.max_version) == (0, 4)
+
+
+LIMITS = EpisodeLimits(vocabulary_size=1000, max_length=40)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"keep": 999}, "keeps 999 tokens of a sequence of"),
+        ({"action": np.array([1, 2, 1000], dtype=np.int32)}, "not in the vocabulary of 1000"),
+        ({"observation": np.array([-1], dtype=np.int32)}, "not in the vocabulary of 1000"),
+        ({"observation": np.zeros(50, dtype=np.int32)}, "but 40 is the longest"),
+    ],
+)
+def test_a_step_that_would_break_every_update_never_becomes_training_data(
+    run_file, changes, complaint
+):
+    bad = msgspec.structs.replace(step(EPISODE, 1), **changes)
+    delivery = Delivery(sequence=1, steps=(step(EPISODE, 0), bad), ends=(end(EPISODE, 2),))
+    [ended] = run_file.commit([("ann", delivery)], LIMITS).ended
+    assert ended.excluded == "incomplete"
+    assert complaint in ended.error
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"final_keep": 500}, "the final prompt keeps 500 tokens"),
+        ({"final_observation": np.array([2000], dtype=np.int32)}, "not in the vocabulary"),
+    ],
+)
+def test_a_final_prompt_that_cannot_be_read_never_becomes_training_data(
+    run_file, changes, complaint
+):
+    last = msgspec.structs.replace(end(EPISODE, 1, EpisodeStatus.TRUNCATED), **changes)
+    delivery = Delivery(sequence=1, steps=(step(EPISODE, 0),), ends=(last,))
+    [ended] = run_file.commit([("ann", delivery)], LIMITS).ended
+    assert ended.excluded == "incomplete"
+    assert complaint in ended.error
 
 
 def test_token_blobs_are_little_endian_for_other_programs(run_file):

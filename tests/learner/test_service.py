@@ -28,7 +28,7 @@ SETUP = ActorSetup(
     environment="tests:none",
     environment_options=b"{}",
     rollout=msgspec.json.encode(RolloutConfig(concurrency=4)),
-    model_config=b"{}",
+    model_config=b'{"vocab_size": 1000}',
     model_dtype="float32",
     max_length=64,
     tokenizer_files={},
