@@ -84,7 +84,10 @@ class Loop:
         """
         parts = self._parts
         total, every = parts.config.updates, parts.config.evaluation.every
+        begun_at = parts.trainer.version
         try:
+            if every and 0 < begun_at < total and begun_at % every == 0:
+                evaluate(begun_at)  # a stop may have interrupted it; a finished one is known
             while parts.trainer.version < total:
                 version = parts.trainer.version
                 batch = self._wait(

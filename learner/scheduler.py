@@ -9,6 +9,7 @@ order does not depend on who was faster. Otherwise the groups that were whole fi
 """
 
 import heapq
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -155,6 +156,14 @@ class Scheduler:
                 leases.setdefault(grant.actor_id, []).append(grant.lease)
             return leases
 
+    def useful_weights(self) -> tuple[int, int]:
+        """Lowest and highest version of weights with which a lease is worth playing now: young
+        enough for the next batch, or those that are evaluated."""
+        with self._changed:
+            if self._round is not None:
+                return self._version, self._version
+            return self._pool.batches - self._rules.max_staleness, sys.maxsize
+
     def episode_ended(self, ended: EndedEpisode) -> None:
         """What a commit found to be new; to be called in the order of commits."""
         with self._changed:
@@ -199,11 +208,12 @@ class Scheduler:
                 self._book(slot).failed(slot)
             self._flush()
 
-    def actor_back(self, actor_id: str, held: Iterable[str]) -> None:
+    def actor_back(self, actor_id: str, held: Iterable[str]) -> set[str]:
         """An actor says which episodes it plays, or has played without being acked.
 
         They stay its own where nobody else got them meanwhile; the others are revoked. Leases that
-        it should have but does not know are given to somebody else.
+        it should have but does not know are given to somebody else. Returns those it really plays:
+        without the ones whose end is committed, though it has not heard so.
         """
         with self._changed:
             held = set(held)
@@ -221,6 +231,7 @@ class Scheduler:
                     self._journal.mark(owned, PLAYING)
                     owned.attempts[-1].since_s = self._clock()
             self._flush()
+            return {slot.attempts[-1].episode_id for slot in self._played_by(actor_id)}
 
     def take_revocations(self) -> list[Revocation]:
         """Episodes that need not be played on; each is told once."""

@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 RETURN_GRACE = 4.0  # an actor from before a restart has so many `dead_after_s` to come back
 STATUS_EVERY_S = 1.0
 REPEAT_DRAIN_S = 2.0
+RECONNECTED = "it reconnected"
 RETRY_WEIGHTS_S = 30.0  # before an actor that missed a broadcast is invited again
 
 
@@ -132,8 +133,9 @@ class Service:
         with self._lock:
             self._unnamed[hello.actor_id] = hello.actor_name
         self._name_actors()
-        self._scheduler.actor_back(hello.actor_id, hello.held_leases)
+        playing = self._scheduler.actor_back(hello.actor_id, hello.held_leases)
         with self._lock:
+            broadcaster = self._broadcaster if hello.actor_id in self._actors else None
             self._expected.pop(hello.actor_id, None)
             returning = hello.actor_id in self._actors or hello.run_id != ""
             self._actors[hello.actor_id] = Actor(
@@ -142,10 +144,12 @@ class Service:
                 transports=hello.transports,
                 weights_version=hello.weights_version,
                 ready=hello.weights_version >= 0,
-                playing=set(hello.held_leases),
+                playing=playing,
                 connected_at=self._clock(),
                 heard_at=self._clock(),
             )
+        if broadcaster is not None:  # what a broadcast sent to the old connection is lost
+            broadcaster.lost(hello.actor_id, RECONNECTED)
         self._note(f"{hello.actor_name} {'is back' if returning else 'joined'}.")
         known = hello.run_id == self._run_id and hello.tokenizer_digest != ""
         return Welcome(
@@ -257,10 +261,11 @@ class Service:
         with self._lock:
             if self._draining:
                 return
+            lowest, highest = self._scheduler.useful_weights()
             free = {
                 actor_id: actor.capacity - len(actor.playing)
                 for actor_id, actor in self._actors.items()
-                if actor.ready and actor.weights_version >= 0
+                if actor.ready and max(lowest, 0) <= actor.weights_version <= highest
             }
             if not any(slots > 0 for slots in free.values()):
                 return
@@ -319,7 +324,8 @@ class Service:
                 self._note(f"{name} did not get the weights of version {report.version}: {reason}.")
                 if actor is not None:
                     actor.weights_version = -1
-                    actor.invite_after = self._clock() + RETRY_WEIGHTS_S
+                    pause_s = 0.0 if reason == RECONNECTED else RETRY_WEIGHTS_S
+                    actor.invite_after = self._clock() + pause_s
 
     def doing(self, what: str) -> None:
         """What the main thread does from now on, for `capo status`."""

@@ -256,6 +256,13 @@ def test_a_lease_that_never_arrived_goes_to_somebody_else_and_is_no_failure(make
     assert world.scheduler.status().counts.get("given_up", 0) == 0
 
 
+def test_an_actor_that_has_not_heard_of_an_ack_does_not_hold_what_has_ended(make_world):
+    world = make_world()
+    held = [lease.episode_id for lease in world.deal(ann=4)["ann"]]
+    world.end("ann", held[0])
+    assert world.scheduler.actor_back("ann", held) == set(held[1:])
+
+
 def test_an_unknown_episode_is_revoked(make_world):
     world = make_world()
     world.scheduler.actor_back("ann", ["t00000003.1", "nonsense"])
