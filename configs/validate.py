@@ -39,6 +39,11 @@ def _value(config: RunConfig, name: str) -> float:
     return value
 
 
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition("://")[2].rpartition(":")[0] or address
+    return host in ("localhost", "[::1]", "::1") or host.startswith("127.")
+
+
 def _ranges(config: RunConfig) -> Iterator[str]:
     for name in _POSITIVE.split():
         if not (_value(config, name) > 0 and math.isfinite(_value(config, name))):
@@ -96,6 +101,12 @@ def _relations(config: RunConfig) -> Iterator[str]:
         yield (
             f"network.dead_after_s {config.network.dead_after_s} must exceed two heartbeats of "
             f"{config.network.heartbeat_s} s, or a living peer is taken for dead."
+        )
+    if not _is_loopback(config.network.bind) and _is_loopback(config.network.weights_host):
+        yield (
+            f"network.bind {config.network.bind} serves other machines, but network.weights_host "
+            f"{config.network.weights_host} is only this one; set it to an address of this machine "
+            "that actors can reach."
         )
     if ":" not in config.environment.factory:
         yield (f"environment.factory must be 'module:name', got {config.environment.factory!r}.")

@@ -14,12 +14,18 @@ import uvloop
 
 from capo.launch.diagnosis import tasks_on_sigquit
 from capo.protocol.errors import ConfigError
+from capo.protocol.keys import is_loopback
 
 EXIT_INTERRUPTED = 130
 
 
 def command(args: argparse.Namespace) -> int:
     check_address(args.connect)
+    if not (args.keys or args.insecure or is_loopback(args.connect)):
+        raise ConfigError(
+            f"{args.connect} is another machine, and whoever answers there is believed: give the "
+            "key file from capo keygen with --keys, or --insecure on a network you trust."
+        )
     if args.capacity < 0:
         raise ConfigError(f"--capacity must not be negative, got {args.capacity}.")
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import msgspec
 
+from capo.configs.algorithms import resolve
 from capo.configs.schema import RunConfig
 from capo.configs.toml import toml_lines
+from capo.launch.outcome import OUTCOME_COLUMNS, evaluations_of, outcome_rows
 from capo.launch.processes import free_port
 from capo.launch.run import supervise
 from capo.launch.run_directory import config_of
 from capo.learner.checkpoint import Checkpoints
+from capo.learner.run_reader import RunReader
+from capo.learner.text_table import text_table
 from capo.protocol.errors import ConfigError
 
 
@@ -37,7 +41,18 @@ def command(args: argparse.Namespace) -> int:
     evaluation_dir.parent.mkdir(parents=True, exist_ok=True)
     file = evaluation_dir.with_suffix(".toml")
     file.write_text("\n".join(toml_lines(config)) + "\n", encoding="utf-8")
-    return supervise(evaluation_dir, config, ["learner", str(file)], address, config.actors)
+    print(f"Playing {games} games with version {checkpoint.version} of {run_dir} ...", flush=True)
+    log = evaluation_dir.with_suffix(".log")
+    code = supervise(
+        evaluation_dir, config, ["learner", str(file)], address, config.actors, learner_log=log
+    )
+    if code:
+        print(f"The evaluation ended with exit code {code}; its log is {log}.", flush=True)
+        return code
+    with RunReader(evaluation_dir) as reader:
+        [(_, results)] = evaluations_of(reader)
+    print("\n".join(text_table(OUTCOME_COLUMNS, outcome_rows([(checkpoint.version, results)]))))
+    return 0
 
 
 def evaluation_config(
@@ -51,6 +66,10 @@ def evaluation_config(
         updates=0,
         model=replace(trained.model, path=str(policy), tiny=None, critic_path=""),
         warm_start=None,
+        # Nothing is trained, so nothing but the policy need be loaded.
+        algorithm=resolve({"preset": "rloo", "kl_coefficient": 0.0}),
+        learner=replace(trained.learner, batch_episodes=2, minibatches=1),
+        scheduler=replace(trained.scheduler, group_size=2),
         evaluation=replace(trained.evaluation, games=games, before=True, after=False, every=0),
         network=replace(trained.network, bind=address),
         actors=max(1, trained.actors),

@@ -70,10 +70,10 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
             progress.note(evaluation_line(at, loop.evaluate(held_out, config.evaluation)))
 
         try:
-            if config.evaluation.before and parts.trainer.version == 0:
+            if held_out and config.evaluation.before and parts.trainer.version == 0:
                 evaluate(0)
-            loop.train(evaluate)
-            if config.evaluation.after:
+            loop.train(evaluate if held_out else lambda at: None)
+            if held_out and config.evaluation.after:
                 evaluate(parts.trainer.version)
         except Stopped:
             _send_home(parts.service, "the run was stopped", progress, abort=True)
@@ -91,12 +91,12 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
 
 
 def _show_outcome(reader: "RunReader", run_dir: Path, progress: Progress) -> None:
-    from capo.launch.outcome import evaluations_of, outcome_rows
+    from capo.launch.outcome import OUTCOME_COLUMNS, evaluations_of, outcome_rows
 
     progress.close()
     progress.table(
         "Held-out games",
-        ("version", "play", "success", "return", "steps", "games"),
+        OUTCOME_COLUMNS,
         outcome_rows(evaluations_of(reader)),
     )
     progress.note(f"The run is in {run_dir}; look at it with: capo report {run_dir}")

@@ -24,16 +24,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(arguments)
     from capo.configs.load import InvalidConfigError
-    from capo.protocol.errors import CapoError, CheckpointError, ConfigError, RunFileError
+    from capo.protocol.errors import (
+        CapoError,
+        CheckpointError,
+        ConfigError,
+        EnvError,
+        RunFileError,
+    )
 
     command: Callable[[argparse.Namespace], int] = _command(args.command)
     try:
         return command(args)
-    except (InvalidConfigError, ConfigError, RunFileError, CheckpointError) as error:
+    except (InvalidConfigError, ConfigError, RunFileError, CheckpointError, EnvError) as error:
         print(f"capo {args.command}: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except (CapoError, ModuleNotFoundError) as error:
         print(f"capo {args.command}: {_explain(error)}", file=sys.stderr)
+        return EXIT_FAILURE
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"capo {args.command}: {where}{error.strerror or error}.", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:
         print(f"capo {args.command}: interrupted.", file=sys.stderr)
@@ -63,6 +73,9 @@ def build_parser() -> argparse.ArgumentParser:
     actor.add_argument("--name", default="", help="what reports call it (default: host and pid)")
     actor.add_argument("--capacity", type=int, default=0, help="episodes at once (default: config)")
     actor.add_argument("--keys", default="", metavar="FILE", help="key file from capo keygen")
+    actor.add_argument(
+        "--insecure", action="store_true", help="speak in clear with another machine"
+    )
     actor.add_argument(
         "--give-up-after",
         type=float,
@@ -97,6 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     status.add_argument("run", metavar="RUN")
 
     keygen = commands.add_parser("keygen", help="make the keys of a learner and its actors")
+    keygen.add_argument("--add", metavar="NAME", help="one more actor's key in an existing folder")
     keygen.add_argument("folder", help="where the key files go; made if missing")
     keygen.add_argument("--actors", type=int, default=1, help="how many actor keys to make")
 

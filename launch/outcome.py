@@ -7,6 +7,8 @@ import msgspec
 from capo.learner.evaluation_round import ModeResult
 from capo.learner.run_reader import RunReader
 
+OUTCOME_COLUMNS = ("version", "play", "success", "return", "steps", "games")
+
 
 def evaluations_of(reader: RunReader) -> list[tuple[int, dict[str, ModeResult]]]:
     """(version, results by mode) of all finished evaluations, in order."""

@@ -46,7 +46,12 @@ def command(args: argparse.Namespace) -> int:
 
 
 def supervise(
-    run_dir: Path, config: RunConfig, learner_arguments: list[str], address: str, num_actors: int
+    run_dir: Path,
+    config: RunConfig,
+    learner_arguments: list[str],
+    address: str,
+    num_actors: int,
+    learner_log: Path | None = None,
 ) -> int:
     """Run a learner and its actors to the end of the learner; returns its exit code."""
     interrupts: list[int] = []
@@ -56,7 +61,7 @@ def supervise(
         ["actor", "--connect", address, "--name", f"local-{index}", *_keys(config, index)]
         for index in range(num_actors)
     ]
-    learner = Child("learner", learner_arguments, log=None)
+    learner = Child("learner", learner_arguments, log=learner_log)
     actors = [
         Child(f"actor {index}", arguments, log=run_dir / "logs" / f"actor-{index}.log")
         for index, arguments in enumerate(actor_arguments)

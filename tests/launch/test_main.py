@@ -31,6 +31,23 @@ def capo(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         (["learner", "quickstart", "--resume", "x"], ["CONFIG", "--resume"]),
         (["learner", "--resume", "no_such_run"], ["no_such_run"]),
         (["actor", "--connect", "nonsense"], ["nonsense", "tcp://"]),
+        (["actor", "--connect", "tcp://192.0.2.1:5555"], ["--keys", "--insecure"]),
+        (["check", "quickstart", "--set", "environment.options.place=3"], ["place", "places"]),
+        (
+            [
+                "check",
+                "quickstart",
+                "--set",
+                "network.bind=tcp://0.0.0.0:5555",
+                "--set",
+                "network.weights_host=192.0.2.1",
+            ],
+            ["0.0.0.0", "capo keygen"],
+        ),
+        (
+            ["check", "quickstart", "--set", "network.bind=tcp://192.0.2.1:5555"],
+            ["weights_host", "127.0.0.1"],
+        ),
         (["replay", "no_such_run"], ["no_such_run"]),
         (["report", "no_such_run"], ["no_such_run"]),
         (["status", "no_such_run"], ["no_such_run"]),
@@ -80,3 +97,4 @@ def test_keygen_makes_files_that_only_their_owner_reads(tmp_path: Path) -> None:
     assert [file.name for file in files] == ["actor-0.key", "actor-1.key", "learner.key"]
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
     assert capo("keygen", str(tmp_path / "keys")).returncode == 2
+    assert "actor-9.key" in capo("keygen", str(tmp_path / "keys"), "--add", "actor-9").stdout
