@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from capo.actors import gloo_group
 from capo.actors.engine import Sample
@@ -23,7 +25,7 @@ from capo.actors.worker import Worker
 from capo.configs.schema import RolloutConfig
 from capo.protocol.errors import CapoError, WeightSyncError
 from capo.protocol.messages import ActorSetup, GroupForm, UpdateWeights, WeightsReport
-from capo.protocol.records import IntArray, VersionSpan
+from capo.protocol.records import FloatArray, IntArray, VersionSpan
 from capo.protocol.weight_layout import layout
 
 NUM_WORDS = 14  # the last tokens of the vocabulary: the world's words, with and without a space
@@ -38,6 +40,30 @@ class Log:
     def write(self, event: str, **fields: object) -> None:
         line = json.dumps({"event": event, "at": time.time(), **fields}) + "\n"
         os.write(self._descriptor, line.encode())
+
+
+class ProbedModel:
+    """The policy by transformers alone: what it says of the probe is the truth about weights."""
+
+    def __init__(self, model_config: bytes) -> None:
+        config = Qwen3Config(**json.loads(model_config), attn_implementation="eager")
+        self._model = Qwen3ForCausalLM(config).float().eval()
+
+    @torch.no_grad()
+    def logprobs(self, update: UpdateWeights, stream: torch.Tensor) -> FloatArray:
+        """float32 [len(probe) - 1] under the weights in `stream`."""
+        plan = layout(update.tensors)
+        weights = {
+            spec.name: stream[offset : offset + size]
+            .view(getattr(torch, spec.dtype))
+            .view(spec.shape)
+            for spec, offset, size in zip(update.tensors, plan.offsets, plan.sizes, strict=True)
+        }
+        self._model.load_state_dict(weights)
+        probe = torch.from_numpy(update.probe.astype(np.int64))
+        logits = self._model(input_ids=probe[None]).logits[0, :-1].log_softmax(-1)
+        chosen = logits.gather(-1, probe[1:, None])[:, 0]
+        return np.ascontiguousarray(chosen.numpy(), dtype=np.float32)
 
 
 class GlooScriptedEngine:
@@ -55,6 +81,7 @@ class GlooScriptedEngine:
         self.version = -1
         self.broken = ""
         self.workers = 1
+        self._model = ProbedModel(setup.model_config)
         self._vocabulary = json.loads(setup.model_config)["vocab_size"]
         self._log = log
         self._token_s = token_s
@@ -119,7 +146,7 @@ class GlooScriptedEngine:
             return _failed(update, f"not in weight group {update.epoch}")
         total_bytes = layout(update.tensors).total_bytes
         try:
-            _, checksum = await asyncio.to_thread(
+            stream, checksum = await asyncio.to_thread(
                 gloo_group.receive, group, total_bytes, update.bucket_bytes, update.timeout_s
             )
         except WeightSyncError as error:
@@ -128,9 +155,15 @@ class GlooScriptedEngine:
             return _failed(update, f"weight group {update.epoch} was given up")
         if checksum != update.checksum:
             return _failed(update, f"checksum {checksum}, the learner's is {update.checksum}")
+        logprobs = self._model.logprobs(update, stream)
         self.version = update.version
         self._log.write("weights", epoch=update.epoch, version=update.version, checksum=checksum)
-        return WeightsReport(epoch=update.epoch, version=update.version, checksum=checksum)
+        return WeightsReport(
+            epoch=update.epoch,
+            version=update.version,
+            checksum=checksum,
+            probe_logprobs=logprobs,
+        )
 
     async def close(self) -> None:
         self._drop_group()

@@ -89,10 +89,12 @@ def rig(tmp_path):
     rig.close()
 
 
-def granted(actor: RawActor) -> list[str]:
-    message = actor.receive()
-    assert isinstance(message, Grant)
-    return [lease.episode_id for lease in message.leases]
+def granted(actor: RawActor, limit_s: float = 20.0) -> list[str]:
+    """The episodes of the next grant, none if there is none in time."""
+    while (message := actor.receive(limit_s)) is not None:
+        if isinstance(message, Grant):
+            return [lease.episode_id for lease in message.leases]
+    return []
 
 
 def test_a_grant_that_got_lost_is_given_to_somebody_else(rig):
@@ -182,3 +184,24 @@ def test_a_delivery_frees_a_place_and_the_next_batch_waits_for_its_version(rig):
         wait_until(lambda: rig.scheduler.status().buffered == 2, "both are in")
         batch = rig.scheduler.take_batch(1.0)
         assert batch.episode_ids == (first, second)
+
+
+def test_who_has_old_weights_plays_nothing_that_would_be_too_old(rig):
+    with Player(rig.address, "ann") as ann, Player(rig.address, "bob", weights_version=-1) as bob:
+        for number, name in enumerate(granted(ann), start=1):
+            ann.send(episode(number, name))
+        wait_until(lambda: rig.scheduler.status().buffered == 2, "both are in")
+        rig.scheduler.take_batch(1.0)
+        rig.scheduler.version_advanced(1)
+        rig.service.deal()
+        assert granted(ann, 0.3) == []  # it has version 0, and no staleness is allowed
+        bob.send(Ready(weights_version=1))
+        assert granted(bob) == ["t00000002.1", "t00000003.1"]
+
+
+def test_an_evaluation_is_played_with_its_own_weights(rig):
+    rig.scheduler.start_evaluation([task(5)], ["greedy"])
+    with Player(rig.address, "ann", weights_version=3) as ann:
+        assert granted(ann, 0.3) == []
+        ann.send(Ready(weights_version=0))
+        assert granted(ann) == ["e0001-greedy-00000.1"]
