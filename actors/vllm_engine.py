@@ -239,7 +239,10 @@ class VllmEngine:
         self._break("the engine was closed")
         llm, self._llm = self._llm, None
         if llm is not None:
+            resources = llm.engine_core.resources
             await asyncio.to_thread(llm.shutdown, 5.0)
+            # vLLM closes its sockets, but not their context, which warns when it is collected.
+            await asyncio.to_thread(resources.ctx.term)
         del llm
         gc.collect()  # it is in a cycle, and its __del__ fails once the interpreter goes down
 
