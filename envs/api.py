@@ -74,7 +74,7 @@ class Transition(Struct, frozen=True, kw_only=True):
 
 
 class Env(Protocol):
-    """One episode at a time; `reset` starts a new one. Methods may be awaited from one task only."""
+    """One episode at a time; `reset` starts a new one. One task at a time awaits its methods."""
 
     async def reset(self, task: Task, seed: int) -> Observation: ...
 
