@@ -72,6 +72,10 @@ def test_light_commands_import_neither_torch_nor_vllm(arguments: list[str]) -> N
     )
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
