@@ -66,10 +66,7 @@ def action_metrics(table: ActionTable) -> dict[str, float]:
 
 def bin_labels(values: Integers, edges: tuple[int, ...]) -> list[str]:
     """The bin of each value: "3" for a bin of one number, "4_7", "48_up" for the last."""
-    labels = [
-        str(low) if high == low + 1 else f"{low}_{high - 1}"
-        for low, high in pairwise(edges)
-    ]
+    labels = [str(low) if high == low + 1 else f"{low}_{high - 1}" for low, high in pairwise(edges)]
     labels.append(f"{edges[-1]}_up")
     found = np.searchsorted(np.asarray(edges), values, side="right") - 1
     return [labels[max(index, 0)] for index in found]
