@@ -23,6 +23,7 @@ from capo.protocol.errors import ConfigError
 from capo.protocol.messages import ActorSetup
 from capo.protocol.records import IntArray
 
+MAX_CHARACTERS_PER_TOKEN = 128  # no tokenizer in use has longer tokens
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 
 
@@ -119,6 +120,11 @@ class Dialogue:
         self._tools: tuple[Tool, ...] = ()
         self._sequence = np.empty(0, dtype=np.int32)  # prompt and action so far
         self._text = ""  # what the sequence says
+
+    @property
+    def max_characters(self) -> int:
+        """An observation with more text is not even tokenized, which would take seconds."""
+        return MAX_CHARACTERS_PER_TOKEN * self._chat.max_length
 
     def observe(self, observation: Observation) -> Prompt:
         """The next prompt. It may be too long to act on: see `room`."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from capo.actors.chat import Chat, Dialogue, Prompt
-from capo.actors.engine import Engine
+from capo.actors.engine import Engine, Sample
 from capo.configs.schema import RolloutConfig
 from capo.envs.api import Env, Observation, Transition
 from capo.protocol.errors import EngineError, EnvError
@@ -47,7 +47,7 @@ async def play(
             )
         while True:
             started = time.monotonic()
-            sample = await _engine_call(
+            sample = await _sample(
                 engine.generate(
                     prompt.tokens,
                     max_tokens=dialogue.room(),
@@ -133,6 +133,12 @@ def _observe(dialogue: Dialogue, observation: Observation, tally: _Tally) -> Pro
         raise EnvError(
             f"the environment returned a {type(observation).__name__} where an Observation belongs"
         )
+    size = sum(len(str(getattr(one, "content", ""))) for one in observation.messages)
+    if size > dialogue.max_characters:
+        raise EnvError(
+            f"the environment returned {size:,} characters of text, and model.max_length cannot "
+            f"hold more than {dialogue.max_characters:,}"
+        )
     if not observation.messages and observation.rebuilt:
         raise EnvError("the environment returned a rebuilt observation without messages")
     try:
@@ -167,14 +173,28 @@ async def _env_call(
         raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
-async def _engine_call(call: Coroutine[Any, Any, T], timeout_s: float) -> T:
+async def _sample(call: Coroutine[Any, Any, Sample], timeout_s: float) -> Sample:
+    """One action that can be trained on, or EngineError whatever else the engine does."""
     try:
         async with asyncio.timeout(timeout_s):
-            return await call
+            sample = await call
     except TimeoutError as error:
         raise EngineError(
             f"the engine did not answer within rollout.engine_timeout_s = {timeout_s:g} s"
         ) from error
+    except EngineError:
+        raise
+    except Exception as error:  # a bug of the engine ends this episode, not the actor
+        raise EngineError(f"the engine raised {type(error).__name__}: {error}") from error
+    length = len(sample.tokens)
+    if length == 0:
+        raise EngineError("the engine returned an action without a token")
+    if len(sample.logprobs) != length or not np.isfinite(sample.logprobs).all():
+        raise EngineError(
+            f"the engine returned {len(sample.logprobs)} log-probs for an action of {length} "
+            f"tokens, of which {int(np.isfinite(sample.logprobs).sum())} are finite"
+        )
+    return sample
 
 
 def _abandon(task: "asyncio.Future[Any]") -> None:

@@ -75,6 +75,7 @@ class Loop:
         self._probe = probe_tokens(parts.config, parts.trainer.vocabulary_size)
         self._probe_logprobs: tuple[int, FloatArray] | None = None
         self._last_update_at = parts.clock()
+        self._full = ""  # why nothing can be written at present
         self._recorded = parts.trainer.version  # the update that made it is in the run file
 
     def train(self, evaluate: Callable[[int], None]) -> None:
@@ -184,7 +185,8 @@ class Loop:
             if parts.stop.is_set():
                 raise Stopped
             parts.service.check()
-            parts.service.doing(f"waits for the {what}")
+            room = f"waits for room on the disk ({self._full})"
+            parts.service.doing(room if self._full else f"waits for the {what}")
             # First, because a resumed run has the batches that it repeats at once: engines, which
             # are ahead of it until then, must not get older weights.
             outcome = self._with_room(step)
@@ -213,23 +215,28 @@ class Loop:
     def _with_room(self, work: Callable[[], Result]) -> Result:
         """Do `work`; while the disk is full, say so and wait for room. A stop still stops."""
         parts = self._parts
-        told = False
         while True:
             try:
                 outcome = work()
             except StorageFullError as error:
-                if not told:
-                    parts.observer.note(f"The run waits for room on the disk: {error}")
-                    parts.service.announce(parts.trainer.version, paused=str(error))
-                    parts.service.doing(f"waits for room on the disk ({error})")
-                    told = True
+                self._tell_full(str(error))
+                parts.service.doing(f"waits for room on the disk ({error})")
                 if parts.stop.wait(DISK_RETRY_S):
                     raise Stopped from error
                 continue
-            if told:
-                parts.observer.note("There is room on the disk again; the run goes on.")
-                parts.service.announce(parts.trainer.version)
+            self._tell_full(parts.service.storage_trouble)
             return outcome
+
+    def _tell_full(self, trouble: str) -> None:
+        """Say once that the disk is full, "" that it is not; actors are told by heartbeats."""
+        parts = self._parts
+        if trouble and not self._full:
+            parts.observer.note(f"The run waits for room on the disk: {trouble}")
+            parts.service.announce(parts.trainer.version, paused=trouble)
+        elif self._full and not trouble:
+            parts.observer.note("There is room on the disk again; the run goes on.")
+            parts.service.announce(parts.trainer.version)
+        self._full = trouble
 
     def _who_waits(self, what: str) -> str:
         status = self._parts.scheduler.status()

@@ -298,6 +298,11 @@ class Service:
         if self._server.failure is not None:
             raise self._server.failure
 
+    @property
+    def storage_trouble(self) -> str:
+        """Why deliveries are not committed at present, "" if they are."""
+        return self._server.storage_trouble
+
     def ready_actors(self, without_version: int | None = None) -> list[str]:
         """Actors whose engine is up; only those whose weights are not of that version, if given."""
         now = self._clock()

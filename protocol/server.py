@@ -89,6 +89,11 @@ class Server:
         """What heartbeats say from now on. A full disk takes precedence over `paused`."""
         self._heartbeat = LearnerHeartbeat(policy_version=policy_version, paused=paused)
 
+    @property
+    def storage_trouble(self) -> str:
+        """Why deliveries wait for the disk at present, "" if they do not."""
+        return self._exchange.commits.paused if self._started.is_set() else ""
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Commit and ack what came in, then stop. Raises what the server failed with."""
         if self._thread.ident is None:

@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 
 from capo.actors.chat import Chat
+from capo.actors.engine import Sample
 from capo.actors.rollout import action_seed, play
 from capo.configs.schema import RolloutConfig
 from capo.envs.api import Message, Observation
 from capo.protocol.errors import EngineError
-from capo.protocol.records import EpisodeEnd, EpisodeStatus, Lease, Purpose, Step, Task
+from capo.protocol.records import (
+    EpisodeEnd,
+    EpisodeStatus,
+    Lease,
+    Purpose,
+    Step,
+    Task,
+    VersionSpan,
+)
 from capo.protocol.validate import check_end, check_step
 from tests.fakes import ScriptedEngine, ScriptedEnv, transition
 
@@ -311,3 +320,49 @@ def test_cancelling_an_episode_cancels_what_it_waits_for(chat: Chat) -> None:
     seen: list[str] = []
     asyncio.run(scenario())
     assert seen == ["cancelled"]
+
+
+def sample(**changes) -> Sample:
+    fields = {
+        "tokens": np.array([3, 4], np.int32),
+        "logprobs": np.array([-1.0, -1.0], np.float32),
+        "versions": (VersionSpan(0, 2),),
+        "stopped": False,
+    }
+    return Sample(**(fields | changes))
+
+
+class StrangeEngine(ScriptedEngine):
+    """Returns `what` as it is, or raises it."""
+
+    def __init__(self, what: Sample | Exception) -> None:
+        super().__init__([])
+        self.what = what
+
+    async def generate(self, prompt, **_):
+        if isinstance(self.what, Exception):
+            raise self.what
+        return self.what
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        (sample(tokens=np.empty(0, np.int32)), "without a token"),
+        (sample(logprobs=np.array([-1.0, math.nan], np.float32)), "of which 1 are finite"),
+        (sample(logprobs=np.array([-1.0], np.float32)), "1 log-probs for an action of 2"),
+        (RuntimeError("illegal memory access"), "raised RuntimeError: illegal memory access"),
+    ],
+)
+def test_what_no_policy_says_is_the_engines_error(chat: Chat, what, sentence: str) -> None:
+    (end,) = run(ScriptedEnv([transition()]), chat, StrangeEngine(what))
+    assert end.status is EpisodeStatus.ENGINE_ERROR
+    assert sentence in end.error
+
+
+def test_a_flood_of_text_is_an_env_error_before_it_is_tokenized(chat: Chat) -> None:
+    env = ScriptedEnv([transition("say a " * 2_000_000)])
+    *steps, end = run(env, chat, engine_saying(chat, "look"))
+    assert len(steps) == 1
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert "12,000,000 characters" in end.error
