@@ -27,7 +27,7 @@ from capo.learner.weight_transfer import WeightTransport
 from capo.learner.weights import WeightBroadcaster, WeightLimits
 from capo.protocol.frames import MIB
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # nats; measured gaps are in docs/architecture.md
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # nats; see docs/architecture.md, "A broadcast"
 
 
 def assemble(
