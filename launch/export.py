@@ -14,14 +14,11 @@ def command(args: argparse.Namespace) -> int:
     first = next(lines, None)  # a run that cannot be read is refused before a file is made
     output = sys.stdout.buffer if args.output == "-" else _create(Path(args.output))
     count = 0
-    try:
-        while first is not None:
-            output.write(first + b"\n")
-            count += 1
-            first = next(lines, None)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read us has enough, as `head` does
-        return 0
+    while first is not None:
+        output.write(first + b"\n")
+        count += 1
+        first = next(lines, None)
+    output.flush()
     if args.output != "-":
         output.close()
         print(f"{count} episodes are in {args.output}.")

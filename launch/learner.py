@@ -135,8 +135,10 @@ def _version(distribution: str) -> str:
 
 
 def _send_home(service: "Service", reason: str, progress: Progress, *, abort: bool) -> None:
+    # On a full disk nothing is acked any more, so nobody could leave in order.
+    timeout_s = 1.0 if service.storage_trouble else DRAIN_TIMEOUT_S
     try:
-        service.drain(reason, DRAIN_TIMEOUT_S, abort=abort)
+        service.drain(reason, timeout_s, abort=abort)
     except PeerLostError as error:
         progress.note(f"Not waiting any longer: {error}")
 

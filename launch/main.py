@@ -1,6 +1,7 @@
 """Parse the command line, then hand over to one module per command. Imports nothing heavy."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -41,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CapoError, ModuleNotFoundError) as error:
         print(f"capo {args.command}: {_explain(error)}", file=sys.stderr)
         return EXIT_FAILURE
+    except BrokenPipeError:  # whoever reads us has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"capo {args.command}: {where}{error.strerror or error}.", file=sys.stderr)
