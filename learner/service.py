@@ -339,6 +339,8 @@ class Service:
 
     def status(self) -> LearnerStatus:
         what, since = self._doing
+        with self._lock:
+            broadcaster = self._broadcaster
         return LearnerStatus(
             written_at=time.time(),
             pid=os.getpid(),
@@ -346,6 +348,7 @@ class Service:
             doing_s=self._clock() - since,
             scheduler=self._scheduler.status(),
             actors=tuple(self.actors()),
+            waits=tuple(broadcaster.waits()) if broadcaster is not None else (),
         )
 
     def announce(self, version: int, paused: str = "") -> None:

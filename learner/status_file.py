@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from capo.learner.scheduler_status import SchedulerStatus
+from capo.learner.scheduler_status import SchedulerStatus, Wait
 from capo.protocol.errors import RunFileError
 
 FILE_NAME = "status.json"
@@ -40,6 +40,7 @@ class LearnerStatus(Struct, frozen=True, kw_only=True):
     doing_s: float
     scheduler: SchedulerStatus
     actors: tuple[ActorStatus, ...]
+    waits: tuple[Wait, ...] = ()  # of a broadcast that goes on
 
 
 def write_status(run_dir: Path, status: LearnerStatus) -> None:
@@ -98,7 +99,8 @@ def status_lines(status: LearnerStatus, now: float | None = None) -> list[str]:
         f"{scheduler.waiting} leases wait for an actor"
     )
     lines += [
-        f"wait: {one.who} waits for {one.whom} for {one.since_s:.1f} s" for one in scheduler.waits
+        f"wait: {one.who} waits for {one.whom} for {one.since_s:.1f} s"
+        for one in (*scheduler.waits, *status.waits)
     ]
     for actor in status.actors:
         state = "ready" if actor.ready else "engine starting"

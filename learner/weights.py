@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from capo.learner.scheduler_status import Wait
 from capo.learner.weight_transfer import NamedTensors, Payload, WeightTransport
 from capo.protocol.messages import (
     GroupAccept,
@@ -89,6 +90,7 @@ class WeightBroadcaster:
         self._formed: dict[str, GroupFormed] = {}
         self._reports: dict[str, WeightsReport] = {}
         self._lost: dict[str, str] = {}
+        self._expecting: tuple[str, Sequence[str], Mapping[str, object], float] | None = None
 
     def receive(self, actor_id: str, message: GroupMessage) -> None:
         """From any thread. What belongs to an earlier epoch is ignored."""
@@ -110,6 +112,19 @@ class WeightBroadcaster:
             if self._group is not None and actor_id in self._group.members:
                 self._group = None
             self._changed.notify_all()
+
+    def waits(self) -> list[Wait]:
+        """Whom a broadcast that goes on waits for, for `capo status`. From any thread."""
+        with self._changed:
+            if self._expecting is None:
+                return []
+            what, members, answers, since = self._expecting
+            since_s = self._clock() - since
+            return [
+                Wait(who="the broadcast", whom=f"actor {actor} {what}", since_s=since_s)
+                for actor in members
+                if actor not in answers and actor not in self._lost
+            ]
 
     def broadcast(
         self,
@@ -165,6 +180,7 @@ class WeightBroadcaster:
             if breaks == MAX_BREAKS:
                 dropped |= broke_off
                 break
+        self._expecting = None
         return BroadcastReport(
             version=version,
             epoch=self._epoch,
@@ -197,6 +213,7 @@ class WeightBroadcaster:
         for actor in members:
             self._send(actor, GroupInvite(epoch=epoch))
         timeout_s = self._limits.join_timeout_s
+        self._expecting = ("to accept the weight group", members, self._accepted, self._clock())
         self._wait(lambda: all(a in self._accepted or a in self._lost for a in members), timeout_s)
         with self._changed:
             missing = {
@@ -235,6 +252,7 @@ class WeightBroadcaster:
             )
             self._send(actor, form)
         own = self._start(lambda: self._transport.form(epoch, world_size, timeout_s))
+        self._expecting = ("to join the weight group", members, self._formed, self._clock())
         self._wait(
             lambda: (
                 any(actor in self._lost for actor in members)
@@ -298,6 +316,7 @@ class WeightBroadcaster:
         timeout_s = self._limits.transfer_timeout_s
         deadline = self._clock() + timeout_s + GRACE_S
         own = self._start(lambda: self._transport.send(update.bucket_bytes, timeout_s))
+        self._expecting = ("to report on the weights", members, self._reports, self._clock())
 
         def all_told() -> bool:
             return all(actor in self._reports or actor in self._lost for actor in members)

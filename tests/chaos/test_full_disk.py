@@ -85,6 +85,7 @@ def test_a_stop_does_not_wait_for_room(start_fleet, small_disk):
     fleet.learner = fleet._start_learner()
     fleet.add_actor()
     fleet.wait_for_updates(2)
+    fleet.wait(fleet.settled, "the leases of the killed actor were given to others")
     assert fleet.end() == 130
     found = check(fleet.run_dir, fleet.logs, batch=12, group_size=1, staleness=1)
     assert found.faults == []
