@@ -11,7 +11,7 @@ from capo.protocol.errors import ConfigError
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _OPTIMIZER_BYTES = 8 + 4  # two fp32 moments and the fp32 gradient, per parameter
-_TINY_VOCABULARY = 128  # the household world's words, about
+_TINY_VOCABULARY = 350  # bytes, and a small world's words with and without a space, about
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _tiny_as_json(tiny: TinyModelConfig) -> dict[str, Any]:
         "head_dim": tiny.head_dim,
         "intermediate_size": tiny.intermediate_size,
         "vocab_size": _TINY_VOCABULARY,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
     }
 
 
