@@ -21,7 +21,7 @@ _COLUMNS = (
     ("tokens/s", 9),
     ("stale", 6),
     ("wait", 7),
-    ("update", 7),
+    ("train", 7),
     ("sync", 7),
     ("actors busy", 12),
 )
