@@ -13,7 +13,7 @@ import errno
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from capo.learner.run_schema import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, TABLES
@@ -24,8 +24,9 @@ CHECKPOINT_PAGES = 4096  # of the log, before it is folded into the database: 64
 FULL_DISK_BYTES = 1 << 20  # an I/O error with less room than this is a full disk
 
 
-def create(path: Path) -> sqlite3.Connection:
-    """A new, empty run file; `path` must not exist. Appears complete or not at all."""
+def create(path: Path, facts: Mapping[str, str]) -> sqlite3.Connection:
+    """A new run file with `facts` as its table `run`; `path` must not exist. It appears complete or
+    not at all, so what exists can be resumed."""
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)
     with _plain_errors(path):
@@ -34,6 +35,7 @@ def create(path: Path) -> sqlite3.Connection:
             f"PRAGMA page_size = {PAGE_BYTES}; PRAGMA application_id = {APPLICATION_ID};"
             f"PRAGMA user_version = {SCHEMA_VERSION}; BEGIN; {TABLES} COMMIT;"
         )
+        connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
         connection.close()
         os.rename(beside, path)
         return _writable(path)

@@ -82,10 +82,7 @@ class RunFile:
                     f"{run_dir} already holds a run: continue it with --resume, or choose another "
                     f"run_dir."
                 )
-            connection = run_database.create(path)
-            with run_database.transaction(path, connection, synced=True):
-                connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
-            return cls(path, connection, descriptor, clock)
+            return cls(path, run_database.create(path, facts), descriptor, clock)
         except BaseException:
             os.close(descriptor)
             raise

@@ -1,5 +1,7 @@
 """The short form of `make chaos`: actors and learner killed, frozen and cut off in random order."""
 
+import pytest
+
 from tests.chaos.checker import check
 from tests.chaos.fleet import Fleet
 from tests.chaos.storm import PHASES, storm
@@ -14,6 +16,7 @@ def test_nothing_is_lost_and_nothing_doubled(tmp_path):
     assert all(fleet.injected[f"learner killed -9 in {phase}"] >= 1 for phase in PHASES)
 
 
+@pytest.mark.slow
 def test_a_network_that_never_behaves_slows_the_run_but_does_not_stop_it(tmp_path):
     """No connection breaks here, so nothing is made good by a new introduction."""
     with Fleet(tmp_path / "noisy", 3) as fleet:

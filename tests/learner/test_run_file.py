@@ -550,3 +550,23 @@ def test_steps_that_come_after_the_end_of_their_episode_are_refused(run_file):
     with read(run_file) as reader:
         [found] = reader.read_episodes([EPISODE])
     assert len(found.steps) == found.end.num_steps == 2
+
+
+def test_a_run_file_appears_with_its_facts_or_not_at_all(tmp_path):
+    """Killed right after it appeared."""
+    script = f"""
+import os, signal
+from pathlib import Path
+from capo.learner.run_file import RunFile
+rename = os.rename
+def kill(*paths):
+    rename(*paths)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.rename = kill
+RunFile.create(Path({str(tmp_path / "run")!r}), {{"run_id": "r", "config": "c"}})
+"""
+    killed = subprocess.run([sys.executable, "-c", script], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    RunFile.open(tmp_path / "run").close()
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.facts() == {"run_id": "r", "config": "c"}
