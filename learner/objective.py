@@ -17,7 +17,6 @@ from capo.learner.ragged import action_means, action_sums
 from capo.learner.surrogate import (
     is_centred,
     kl_shares,
-    old_logprobs_of,
     removed_gradient,
     view_of,
     weighted_surrogate,
@@ -73,9 +72,9 @@ def minibatch_statistics(
     logprobs: Tensor | None, inputs: PolicyInputs, algorithm: AlgorithmConfig
 ) -> Statistics:
     """Of one part. `logprobs [N]` may be None where `needs_logprob_statistics` is False, and while
-    the policy has not moved (z = 0)."""
+    the policy has not moved: then it is the proximal policy still."""
     with torch.no_grad():
-        current = old_logprobs_of(inputs, algorithm) if logprobs is None else logprobs.detach()
+        current = inputs.proximal_logprobs if logprobs is None else logprobs.detach()
         view = view_of(current, inputs, algorithm)
         lengths = action_sums(torch.ones_like(view.z), inputs.action_of_token, view.num_actions)
         counted = inputs.counted & (lengths > 0)
