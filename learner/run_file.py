@@ -148,6 +148,10 @@ class RunFile:
         """The last delivery of this actor that is stored; 0 = none."""
         return self._sequences.get(actor_id, 0)
 
+    def actors_before(self) -> set[str]:
+        """The actors that this run knew when it was opened, or has stored deliveries of."""
+        return set(self._sequences)
+
     def actor_seen(self, actor_id: str, name: str) -> None:
         now = self._clock()
         with self._transaction(synced=False) as connection:

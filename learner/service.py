@@ -103,6 +103,8 @@ class Service:
         self._unnamed: dict[str, str] = {}  # actors that are not in the run file yet
         self._broadcaster: WeightBroadcaster | None = None
         self._draining = False
+        self._returning = run_file.actors_before()  # not seen since this learner began
+        self._return_until = clock() + network.dead_after_s
         self._doing = ("starting", clock())
         self._status_at = clock()
         deadline = clock() + RETURN_GRACE * network.dead_after_s
@@ -137,6 +139,7 @@ class Service:
         with self._lock:
             broadcaster = self._broadcaster if hello.actor_id in self._actors else None
             self._expected.pop(hello.actor_id, None)
+            self._returning.discard(hello.actor_id)
             returning = hello.actor_id in self._actors or hello.run_id != ""
             self._actors[hello.actor_id] = Actor(
                 name=hello.actor_name,
@@ -374,7 +377,8 @@ class Service:
             ]
 
     def drain(self, reason: str, timeout_s: float, *, abort: bool) -> None:
-        """Send every actor home and wait until they are gone.
+        """Send every actor home and wait until they are gone. A learner that resumed a moment ago
+        also waits a little for those of before, which would look for it in vain.
 
         Raises:
             PeerLostError: names those that did not leave in time.
@@ -383,18 +387,19 @@ class Service:
         if self._server.failure is not None:  # nobody can be told any more
             return
         deadline = self._clock() + timeout_s
-        told_at = -math.inf
+        told_at: dict[str, float] = {}
         while True:
             with self._lock:
                 left = {actor_id: actor.name for actor_id, actor in self._actors.items()}
-            if not left:
+            returning = self._returning and self._clock() < self._return_until
+            if not left and not returning:
                 return
-            if self._clock() > deadline:
+            if left and self._clock() > deadline:
                 names = ", ".join(left.values())
                 raise PeerLostError(f"{names} did not leave within {timeout_s:.0f} s.")
-            if self._clock() - told_at > REPEAT_DRAIN_S:
-                told_at = self._clock()
-                for actor_id in left:  # again for those that reconnected since
+            for actor_id in left:  # again for who reconnected, or missed it
+                if self._clock() - told_at.get(actor_id, -math.inf) > REPEAT_DRAIN_S:
+                    told_at[actor_id] = self._clock()
                     self._server.send(actor_id, Drain(reason=reason, abort=abort))
             time.sleep(0.02)
 

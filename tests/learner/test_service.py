@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from capo.configs.schema import NetworkConfig, RolloutConfig
+from capo.learner.run_file import RunFile
 from capo.learner.scheduler import Scheduler
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.learner.service import Service
@@ -40,9 +41,9 @@ SETUP = ActorSetup(
 class Rig:
     """A service over a new run of one batch of two episodes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run_file: RunFile | None = None) -> None:
         self.notes: list[str] = []
-        self.run_file = new_run(folder)
+        self.run_file = run_file or new_run(folder)
         rules = SchedulerRules(seed=0, updates=9, batch_episodes=2)
         self.scheduler = Scheduler.create(rules, [task(0), task(1)], self.run_file)
         self.service = Service(
@@ -205,3 +206,22 @@ def test_an_evaluation_is_played_with_its_own_weights(rig):
         assert granted(ann, 0.3) == []
         ann.send(Ready(weights_version=0))
         assert granted(ann) == ["e0001-greedy-00000.1"]
+
+
+def test_a_resumed_run_that_ends_at_once_still_sends_home_who_comes_back(tmp_path):
+    before = new_run(tmp_path)
+    before.actor_seen("ann", "ann")
+    before.close()
+    rig = Rig(tmp_path, RunFile.open(tmp_path))
+    draining = threading.Thread(
+        target=rig.service.drain, args=("done", 15.0), kwargs={"abort": False}
+    )
+    draining.start()
+    try:
+        with Player(rig.address, "ann") as ann:
+            assert isinstance(ann.receive(), Drain)
+            ann.send(Goodbye(reason="done"))
+            draining.join(15)
+            assert not draining.is_alive()
+    finally:
+        rig.close()
