@@ -111,9 +111,11 @@ def load_policy(
     *,
     checkpoint_layers: bool = False,
 ) -> PolicyModel:
-    """The policy in a Hugging Face folder."""
+    """The policy in a Hugging Face folder; OSError if its weights are not safetensors."""
     with _quiet():
-        model = AutoModelForCausalLM.from_pretrained(folder, **_arguments(precision, device))
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, **_arguments(precision, device)
+        )
     if checkpoint_layers:
         _checkpoint_layers(model)
     return PolicyModel(model.to(device), precision)
@@ -133,7 +135,9 @@ def load_critic(
     arguments = _arguments(precision, device)
     with _quiet():
         architectures = AutoConfig.from_pretrained(folder).architectures or []
-        model = AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, **arguments)
+        model = AutoModelForTokenClassification.from_pretrained(
+            folder, num_labels=1, use_safetensors=True, **arguments
+        )
     if not any(name.endswith("ForTokenClassification") for name in architectures):
         nn.init.zeros_(model.score.weight)
         nn.init.zeros_(model.score.bias)

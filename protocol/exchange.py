@@ -14,7 +14,7 @@ from capo.protocol.commits import Deliveries, GroupCommit
 from capo.protocol.errors import ProtocolError
 from capo.protocol.frames import Frame, FrameDecoder, Limits, encode, size_of
 from capo.protocol.handler import Handler, ServerStats
-from capo.protocol.handshake import unreadable_refusal, version_refusal
+from capo.protocol.handshake import KeyHolders, unreadable_refusal, version_refusal
 from capo.protocol.messages import (
     Ack,
     Delivery,
@@ -33,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class Exchange:
-    """All actors of one ROUTER socket. `max_pending_bytes` bounds what waits for the writer."""
+    """All actors of one ROUTER socket. `max_pending_bytes` bounds what waits for the writer.
+
+    `keyed`: a ZapGate named every connection by its key, and ids belong to keys.
+    """
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class Exchange:
         stats: ServerStats,
         limits: Limits,
         max_pending_bytes: int,
+        keyed: bool,
         on_failure: OnFailure,
     ) -> None:
         self.commits = GroupCommit(handler.commit, self._committed, writer)
@@ -51,6 +55,7 @@ class Exchange:
         self._limits = limits
         self._max_pending_bytes = max_pending_bytes
         self._decoder: FrameDecoder[ToLearner] = FrameDecoder(ToLearner, limits)
+        self._holders = KeyHolders() if keyed else None
         self._sessions: dict[str, Session] = {}
         self._by_identity: dict[bytes, Session] = {}
         self._closing = False
@@ -91,7 +96,7 @@ class Exchange:
     def _receive(self, parts: Parts) -> None:
         identity = parts[0]
         frames = parts[1:]
-        session = self._by_identity.get(identity)
+        session = self._session_of(identity)
         try:
             message = self._decoder.decode(frames)
             if isinstance(message, Hello):
@@ -110,6 +115,15 @@ class Exchange:
             self._stats.malformed += 1
             self._refuse(identity, unreadable_refusal(frames[0] if frames else b"") or str(error))
 
+    def _session_of(self, identity: bytes) -> Session | None:
+        session = self._by_identity.get(identity)
+        if session is None or self._holders is None or session.key == self._pump.user_id:
+            return session
+        # Peers may choose their routing ids: this is another one's, whose connection is gone.
+        del self._by_identity[identity]
+        session.disconnect()
+        return None
+
     def _hello(self, identity: bytes, hello: Hello) -> None:
         refusal = version_refusal(hello.protocol_version)
         if refusal:
@@ -119,6 +133,13 @@ class Exchange:
         known = self._by_identity.get(identity)
         if known is not None and known.actor_id != hello.actor_id:
             raise ProtocolError(f"this connection is {known.actor_id}'s, not {hello.actor_id}'s")
+        key = ""
+        if self._holders is not None:
+            key = self._pump.user_id
+            refusal = self._holders.refusal(hello.actor_id, key)
+            if refusal:
+                self._refuse(identity, refusal)
+                return
         answer = self._handler.hello(hello)
         session = self._sessions.get(hello.actor_id)
         if isinstance(answer, Refused):
@@ -131,6 +152,7 @@ class Exchange:
         elif session.identity is not None:
             self._by_identity.pop(session.identity, None)
         session.connect(identity, answer, time.monotonic())
+        session.key = key
         self._by_identity[identity] = session
         welcome = replace(answer, max_message_bytes=self._limits.max_message_bytes)
         self._send(session, encode(welcome))

@@ -153,7 +153,10 @@ def is_loopback(address: str) -> bool:
 
 
 class ZapGate:
-    """Answers libzmq's question who may connect, for all CURVE servers of one context."""
+    """Answers libzmq's question who may connect, for all CURVE servers of one context.
+
+    Whoever it lets in is known to its server by its public key (`Pump.user_id`).
+    """
 
     def __init__(
         self,
@@ -172,8 +175,11 @@ class ZapGate:
     def _answer(self, request: Parts) -> None:
         version, request_id = [*request, b"", b""][:2]
         known = len(request) == 7 and request[5] == b"CURVE" and request[6] in self._allowed
-        status, text = (b"200", b"OK") if known else (b"400", b"this key is not let in")
-        self._pump.send([version, request_id, status, text, b"", b""])
+        if known:
+            status, text, user_id = b"200", b"OK", zmq.utils.z85.encode(request[6])
+        else:
+            status, text, user_id = b"400", b"this key is not let in", b""
+        self._pump.send([version, request_id, status, text, user_id, b""])
 
 
 def _check_name(name: str) -> None:

@@ -154,6 +154,7 @@ class Server:
                     self.stats,
                     self._limits,
                     self._max_pending_bytes,
+                    self._keys is not None,
                     self._end,
                 )
                 try:

@@ -29,6 +29,7 @@ class Session:
     def __init__(self, actor_id: str, last_sequence: int) -> None:
         self.actor_id = actor_id
         self.identity: bytes | None = None
+        self.key = ""  # the public key of its connection, where there are keys
         self.committed = last_sequence
         self.accepted = last_sequence
         self.window = 1

@@ -44,6 +44,7 @@ class Pump:
         self._descriptor = socket.fileno()
         self._scheduled = False
         self._reading = True
+        self._latest: zmq.Frame | None = None
         self._loop.add_reader(self._descriptor, self._wake)
         self._schedule()
 
@@ -56,6 +57,13 @@ class Pump:
         finally:
             self._schedule()
         return True
+
+    @property
+    def user_id(self) -> str:
+        """The sender of the message that `on_message` has now, as a ZapGate knows it."""
+        if self._latest is None:
+            raise ValueError("there is no message yet")
+        return str(self._latest.get("User-Id"))
 
     def close(self, linger_ms: int = 0) -> None:
         """Stop and close the socket; what was sent has `linger_ms` to leave."""
@@ -97,6 +105,7 @@ class Pump:
                 first = self._socket.recv(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return False
+            self._latest = first
             self._on_message(self._receive_rest(first))
         return True
 
