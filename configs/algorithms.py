@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from capo.configs.algorithm_checks import TOKEN_RATIOS, problem
 from capo.configs.presets import PRESETS
-from capo.configs.words import nearest
+from capo.configs.words import choices, nearest
 
 
 class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -157,8 +157,10 @@ def resolve(raw: str | Mapping[str, Any]) -> AlgorithmConfig:
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(f"Unknown algorithm {preset!r}; {nearest(str(preset), list(PRESETS))}")
     if "clip" in table:
+        if "clip_low" in table or "clip_high" in table:
+            raise ValueError("Give either algorithm.clip or algorithm.clip_low and clip_high.")
         clip = table.pop("clip")
-        table = {"clip_low": clip, "clip_high": clip, **table}
+        table |= {"clip_low": clip, "clip_high": clip}
     fields = AlgorithmConfig.__struct_fields__
     for key in table:
         if key not in fields:
@@ -166,7 +168,13 @@ def resolve(raw: str | Mapping[str, Any]) -> AlgorithmConfig:
     try:
         algorithm = msgspec.convert({**PRESETS[preset], **table}, AlgorithmConfig)
     except msgspec.ValidationError as error:
-        raise ValueError(f"algorithm: {error}".replace("`", "").replace("$.", "")) from error
+        message, _, place = str(error).replace("`", "").partition(" - at $.")
+        possible = choices(AlgorithmConfig, place)
+        if possible:
+            message = f"{message.rpartition(' ')[2]} is not possible; " + nearest(
+                str(table[place]), possible
+            )
+        raise ValueError(f"algorithm.{place}: {message}") from error
     check(algorithm)
     return algorithm
 

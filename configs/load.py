@@ -13,7 +13,7 @@ import msgspec
 from capo.configs.algorithms import AlgorithmConfig, needs_entropy, needs_groups, resolve
 from capo.configs.schema import RunConfig
 from capo.configs.validate import problems
-from capo.configs.words import nearest
+from capo.configs.words import choices, nearest
 
 GROUP_SIZE = 8  # of group methods, where the file does not say (paper, section 4.1)
 
@@ -34,7 +34,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     file = find(path)
     try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+        raw = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"{file} is not valid TOML: {error}.") from error
     for assignment in overrides:
@@ -77,6 +77,8 @@ def find(path: str | Path) -> Path:
     file = Path(path)
     if file.is_file():
         return file
+    if file.is_dir():
+        raise InvalidConfigError(f"{file} is a folder; a configuration is a TOML file.")
     packaged = Path(__file__).parent / f"{file.name.removesuffix('.toml')}.toml"
     if packaged.is_file() and file.parent in (Path(), Path("configs")):
         return packaged
@@ -100,6 +102,10 @@ def apply_override(raw: dict[str, Any], assignment: str) -> None:
         value = text.strip()
     if parts == ["algorithm"]:
         value = {"preset": value}
+    if parts == ["algorithm", "clip"]:  # one word for both sides, whatever the file says of them
+        for side in ("clip_low", "clip_high"):
+            apply_override(raw, f"algorithm.{side}={text}")
+        return
     table = raw
     for part in parts[:-1]:
         inner = table.setdefault(part, {})
@@ -143,5 +149,12 @@ def _struct_of(annotation: Any) -> Any:
 def _plain(text: str) -> str:
     """msgspec's "Expected `int`, got `str` - at `$.learner.epochs`" as a sentence."""
     message, _, place = text.partition(" - at `$.")
-    where = place.rstrip("`") or "the top level"
-    return f"{where}: {message[:1].lower()}{message[1:].replace('`', '')}."
+    where = place.rstrip("`")
+    message = message.replace("`", "")
+    if message.startswith("Object missing required field "):
+        missing = message.removeprefix("Object missing required field ")
+        return f"{where}.{missing} is missing." if where else f"{missing} is missing."
+    if message.startswith("Invalid enum value "):
+        wrong = message.removeprefix("Invalid enum value ").strip("'")
+        return f"{where}: {wrong!r} is not possible; {nearest(wrong, choices(RunConfig, where))}"
+    return f"{where}: {message[:1].lower()}{message[1:]}."

@@ -1,6 +1,7 @@
 """What a configuration may not say: every rule is one sentence with the numbers and a remedy."""
 
 import math
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -70,6 +71,16 @@ def _relations(config: RunConfig) -> Iterator[str]:
             "exactly one of model.path and [model.tiny] must be given: a Hugging Face folder, "
             "or a small model built from scratch."
         )
+    if model.tiny is not None:
+        for name, value in msgspec.structs.asdict(model.tiny).items():
+            if value < 1:
+                yield f"model.tiny.{name} must be positive, got {value}."
+                return
+        if model.tiny.num_heads % model.tiny.num_kv_heads:
+            yield (
+                f"model.tiny.num_heads {model.tiny.num_heads} is no multiple of num_kv_heads "
+                f"{model.tiny.num_kv_heads}."
+            )
     if config.warm_start is not None and model.tiny is None:
         yield "[warm_start] needs [model.tiny]; a model from model.path is trained as it is."
     if learner.batch_episodes % learner.minibatches:
@@ -92,6 +103,8 @@ def _relations(config: RunConfig) -> Iterator[str]:
             f"learner.token_budget {learner.token_budget} is below the longest possible segment, "
             f"model.max_length {model.max_length}; raise the budget or shorten the model."
         )
+    if not config.evaluation.modes and config.evaluation.games:
+        yield "evaluation.modes is empty; name sampled or greedy, or set evaluation.games = 0."
     if rollout.max_action_tokens >= model.max_length:
         yield (
             f"rollout.max_action_tokens {rollout.max_action_tokens} leaves no room for a prompt in "
@@ -101,6 +114,13 @@ def _relations(config: RunConfig) -> Iterator[str]:
         yield (
             f"network.dead_after_s {config.network.dead_after_s} must exceed two heartbeats of "
             f"{config.network.heartbeat_s} s, or a living peer is taken for dead."
+        )
+    if not re.fullmatch(
+        r"tcp://[^:/]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}", config.network.bind
+    ) or (int(config.network.bind.rpartition(":")[2]) > 65535):
+        yield (
+            f"network.bind must be tcp://HOST:PORT with a port up to 65535 (0 = any free one), got "
+            f"{config.network.bind!r}."
         )
     if not _is_loopback(config.network.bind) and _is_loopback(config.network.weights_host):
         yield (

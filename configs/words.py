@@ -1,7 +1,10 @@
-"""The nearest right word for a wrong one, as the end of a sentence."""
+"""The nearest right word for a wrong one, and which words are right at a place of a Struct."""
 
 import difflib
 from collections.abc import Iterable
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
 
 
 def nearest(wrong: str, right: Iterable[str]) -> str:
@@ -9,3 +12,28 @@ def nearest(wrong: str, right: Iterable[str]) -> str:
     known = sorted(right)
     close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known)}."
+
+
+def choices(struct: Any, path: str) -> list[str]:
+    """The words that "table.key[...]" of `struct` may hold; none where it is no choice of words."""
+    found: Any = struct
+    for part in path.split("."):
+        name = part.partition("[")[0]
+        types = {one.name: one.type for one in msgspec.structs.fields(_struct_in(found))}
+        if name not in types:
+            return []
+        found = types[name]
+    return [str(word) for word in _literals(found)]
+
+
+def _struct_in(annotation: Any) -> Any:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
+            return candidate
+    return annotation
+
+
+def _literals(annotation: Any) -> list[object]:
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [word for inner in get_args(annotation) for word in _literals(inner)]

@@ -5,6 +5,8 @@ Every mistake of a configuration ends as one ConfigError sentence that names the
 
 import difflib
 import importlib
+import os
+import sys
 from collections.abc import Iterable
 from typing import TypeVar, cast
 
@@ -17,13 +19,18 @@ StructType = TypeVar("StructType", bound=msgspec.Struct)
 
 
 def load_factory(name: str, options: Options) -> EnvFactory:
-    """Imports `module:name` and calls it with `options`; ConfigError for what is not there."""
+    """Imports `module:name` and calls it with `options`; ConfigError for what does not work.
+
+    Modules are looked for where Python does, and in the current folder.
+    """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise ConfigError(
             f"environment.factory is {name!r}; write it as module:name,"
             " for example capo.envs.household:make"
         )
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -35,8 +42,19 @@ def load_factory(name: str, options: Options) -> EnvFactory:
         raise ConfigError(
             f"environment.factory {name!r} needs the package {error.name!r}; install it"
         ) from error
+    except Exception as error:  # whatever a foreign module does when it is imported
+        raise ConfigError(
+            f"environment.factory {name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if not hasattr(module, attribute):
-        hint = nearest(attribute, (key for key in vars(module) if not key.startswith("_")))
+        hint = nearest(
+            attribute,
+            (
+                key
+                for key, value in vars(module).items()
+                if callable(value) and str(getattr(value, "__module__", "")).startswith(module_name)
+            ),
+        )
         raise ConfigError(f"environment.factory: {module_name} has no {attribute!r}{hint}")
     maker = getattr(module, attribute)
     if not callable(maker):
@@ -44,7 +62,15 @@ def load_factory(name: str, options: Options) -> EnvFactory:
             f"environment.factory {name!r} is a {type(maker).__name__}; it must be callable with"
             " the options and return a factory"
         )
-    factory = maker(options)
+    try:
+        factory = maker(options)
+    except ConfigError:
+        raise
+    except Exception as error:  # a foreign maker
+        raise ConfigError(
+            f"environment.factory {name!r} could not be called with its options: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     for method in ("tasks", "make"):
         if not callable(getattr(factory, method, None)):
             raise ConfigError(

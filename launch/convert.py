@@ -25,7 +25,7 @@ def command(args: argparse.Namespace) -> int:
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     except (ValueError, OSError, KeyError) as error:
-        raise ConfigError(f"{source} cannot be read as a GGUF model: {error}.") from error
+        raise ConfigError(f"{source} cannot be read as a GGUF model: {error}") from error
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     parameters = sum(parameter.numel() for parameter in model.parameters())

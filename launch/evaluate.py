@@ -21,17 +21,23 @@ from capo.learner.run_reader import RunReader
 from capo.learner.text_table import text_table
 from capo.protocol.errors import ConfigError
 
+DEFAULT_GAMES = 100  # of a run that evaluated nothing itself
+
 
 def command(args: argparse.Namespace) -> int:
     run_dir = Path(args.run)
     trained = config_of(run_dir)
     checkpoints = Checkpoints(run_dir, trained.checkpoint.keep_last)
     checkpoint = checkpoints.latest() if args.update is None else checkpoints.open(args.update)
+    if args.games is not None and args.games < 1:
+        raise ConfigError(f"--games must be positive, got {args.games}.")
+    for sentence in checkpoint.refused if checkpoint else ():
+        print(sentence, flush=True)
     if checkpoint is None:
         raise ConfigError(
             f"{run_dir} has no checkpoint yet; it is written after the first updates."
         )
-    games = trained.evaluation.games if args.games is None else args.games
+    games = args.games or trained.evaluation.games or DEFAULT_GAMES
     stamp = time.strftime("%Y%m%d-%H%M%S")
     evaluation_dir = run_dir / "evaluations" / f"version-{checkpoint.version:06d}-{stamp}"
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -47,7 +53,8 @@ def command(args: argparse.Namespace) -> int:
         evaluation_dir, config, ["learner", str(file)], address, config.actors, learner_log=log
     )
     if code:
-        print(f"The evaluation ended with exit code {code}; its log is {log}.", flush=True)
+        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        print("\n".join([*said, f"The evaluation failed; its log is {log}."]), flush=True)
         return code
     with RunReader(evaluation_dir) as reader:
         [(_, results)] = evaluations_of(reader)

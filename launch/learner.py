@@ -22,8 +22,8 @@ from capo.launch import libraries
 from capo.launch.diagnosis import stacks_on_sigquit
 from capo.launch.progress import Progress
 from capo.launch.resumed import resumed_config
-from capo.launch.run_directory import choose_run_directory
-from capo.protocol.errors import CapoError, ConfigError, PeerLostError
+from capo.launch.run_directory import choose_run_directory, discard_run
+from capo.protocol.errors import CapoError, ConfigError, EnvError, PeerLostError
 from capo.protocol.records import Task
 
 if TYPE_CHECKING:
@@ -63,7 +63,13 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
         stack.callback(progress.close)
         run_file = RunFile.open(run_dir) if resume else RunFile.create(run_dir, _facts(config))
         stack.callback(run_file.close)
-        parts = assemble(config, run_dir, factory, run_file, progress, stop, stack)
+        try:
+            parts = assemble(config, run_dir, factory, run_file, progress, stop, stack)
+        except (ConfigError, EnvError):
+            if not resume:  # nothing has begun: the folder shall be free for the corrected start
+                stack.close()
+                discard_run(run_dir)
+            raise
         loop = Loop(parts)
 
         def evaluate(at: int) -> None:

@@ -1,6 +1,7 @@
 """Where a run lies: its directory, the learner's address in it, its recorded configuration."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -49,3 +50,12 @@ def config_of(run_dir: Path) -> RunConfig:
             raise RunFileError(
                 f"{reader.path} holds a configuration this version cannot read: {error}."
             ) from error
+
+
+def discard_run(run_dir: Path) -> None:
+    """Take back the files of a start that failed before anything was played."""
+    for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", "run.lock", _LEARNER):
+        (run_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(run_dir / "description", ignore_errors=True)
+    if run_dir.is_dir() and not any(run_dir.iterdir()):
+        run_dir.rmdir()

@@ -76,16 +76,13 @@ def overridden(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
     }
     for assignment in assignments:
         key, _, value = assignment.partition("=")
-        if not key.startswith(("algorithm", "learner.")):
+        if not key.startswith(("algorithm", "learner.")) or key == "learner.batch_episodes":
             raise ConfigError(
-                f"--set {assignment} would not change an update: replay takes keys of [algorithm] "
-                f"and [learner]."
+                f"--set {assignment}: replay takes keys of [algorithm] and [learner], without "
+                "batch_episodes, since the batch is the recorded one."
             )
         if key in ("algorithm", "algorithm.preset"):
             raw["algorithm"] = {"preset": value.strip()}
-        elif key == "algorithm.clip":
-            apply_override(raw, f"algorithm.clip_low={value}")
-            apply_override(raw, f"algorithm.clip_high={value}")
         else:
             apply_override(raw, assignment)
     try:

@@ -32,7 +32,8 @@ def replay_lines(replayed: Replayed) -> Iterator[str]:
 
 def verdict(replayed: Replayed) -> str:
     repeated = replayed.version - replayed.started_from
-    way = f"from version {replayed.started_from}, {repeated} updates in between" if repeated else ""
+    between = "1 update" if repeated == 1 else f"{repeated} updates"
+    way = f"from version {replayed.started_from}, {between} in between" if repeated else ""
     name = f"Update {replayed.version}" + (f" ({way})" if way else "")
     if replayed.diverged_at is not None:
         return (

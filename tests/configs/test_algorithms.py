@@ -98,9 +98,11 @@ def test_any_part_can_be_overridden() -> None:
     assert "preset: gigpo with ratio=calibrated" in describe(mixed)[0]
 
 
-def test_one_clip_sets_both_sides_and_a_side_of_its_own_wins() -> None:
-    assert resolve({"clip": 0.1, "clip_high": 0.3}).clip_low == 0.1
-    assert resolve({"clip": 0.1, "clip_high": 0.3}).clip_high == 0.3
+def test_one_clip_sets_both_sides_and_excludes_the_sides() -> None:
+    algorithm = resolve({"preset": "capo", "clip": 0.01})
+    assert (algorithm.clip_low, algorithm.clip_high) == (0.01, 0.01)
+    with pytest.raises(ValueError, match="either"):
+        resolve({"preset": "capo", "clip": 0.01, "clip_high": 0.02})
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_one_clip_sets_both_sides_and_a_side_of_its_own_wins() -> None:
         ("gipgo", "Unknown algorithm 'gipgo'; did you mean 'gigpo'?"),
         ("react", "prompting without training"),
         ({"gama": 0.9}, "Unknown key 'algorithm.gama'; did you mean 'gamma'?"),
-        ({"gamma": "high"}, "Expected float, got str - at gamma"),
+        ({"gamma": "high"}, "gamma: Expected float, got str"),
         ({"gamma": 1.5}, r"gamma must lie in \[0, 1\], got 1.5"),
         ({"alpha": 2.0}, "alpha must lie"),
         ({"clip": -0.1}, "clip_low must not be negative"),

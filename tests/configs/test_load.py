@@ -76,6 +76,12 @@ def test_a_typo_is_refused_with_the_nearest_name(minimal: Path) -> None:
         ("model.tiny.hidden_size=64", ["exactly one", "model.path"]),
         ("environment.factory=nowhere", ["module:name", "nowhere"]),
         ("scheduler.max_error_fraction=1.5", ["(0, 1]", "1.5"]),
+        ("rollout.on_overlong=drop", ["rollout.on_overlong", "'drop'", "drop_oldest"]),
+        ("algorithm.ratio=sequnce", ["algorithm.ratio", "sequnce", "sequence"]),
+        ("network.bind=tcp://localhost:99999", ["network.bind", "65535"]),
+        ("network.bind=nowhere", ["network.bind", "tcp://HOST:PORT"]),
+        ("evaluation.modes=[]", ["evaluation.modes", "sampled"]),
+        ("algorithm.clip=-1", ["clip_low", "-1"]),
         ("learner.policy_lr=nan", ["learner.policy_lr", "positive", "nan"]),
         ("name.inner=1", ["name", "not a table"]),
         ("nonsense", ["KEY=VALUE", "nonsense"]),
@@ -123,3 +129,29 @@ def test_a_group_method_brings_its_group_size(minimal: Path) -> None:
     assert load(minimal).scheduler.group_size == 1
     assert load(minimal, ["algorithm=grpo"]).scheduler.group_size == 8
     assert "at least 2" in refusal(minimal, "algorithm=grpo", "scheduler.group_size=1")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_heads", 3, ["num_heads 3", "num_kv_heads 2"]),
+        ("hidden_size", 0, ["hidden_size", "positive"]),
+        ("num_layers", -1, ["num_layers", "positive"]),
+    ],
+)
+def test_a_tiny_model_that_cannot_compute_is_refused(key: str, value: int, words) -> None:
+    with pytest.raises(InvalidConfigError) as error:
+        load("quickstart", [f"model.tiny.{key}={value}"])
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_clip_overrides_both_sides_whatever_the_file_says() -> None:
+    config = load("quickstart", ["algorithm.clip=0.2"])
+    assert (config.algorithm.clip_low, config.algorithm.clip_high) == (0.2, 0.2)
+
+
+def test_a_byte_order_mark_and_a_folder(minimal: Path) -> None:
+    minimal.write_bytes(b"\xef\xbb\xbf" + minimal.read_bytes())
+    assert load(minimal).name == "minimal"
+    assert "folder" in refusal(minimal.parent)

@@ -87,3 +87,21 @@ def test_an_option_of_the_wrong_type_is_refused_by_name():
 def test_a_name_like_no_other_gets_the_list_to_choose_from():
     assert nearest("xyzzy", ["size", "colour"]) == "; it has colour, size"
     assert nearest("xyzzy", []) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "complaint"),
+    [
+        ("def make(options: x", "make", "cannot be imported: SyntaxError"),
+        ("1 / 0", "make", "cannot be imported: ZeroDivisionError"),
+        ("class Make:\n    pass", "Make", "could not be called with its options: TypeError"),
+    ],
+)
+def test_a_module_that_does_not_work_is_one_sentence(
+    tmp_path, monkeypatch, code: str, name: str, complaint: str
+) -> None:
+    module = f"module_{abs(hash(code))}"
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.chdir(tmp_path)  # the current folder is looked in
+    with pytest.raises(ConfigError, match=complaint):
+        load_factory(f"{module}:{name}", {})
