@@ -27,7 +27,7 @@ from capo.protocol.messages import (
 )
 from capo.protocol.sessions import MAX_OUTGOING, Session, Verdict
 from capo.protocol.sockets import OnFailure, Parts, Pump
-from capo.protocol.validate import check_delivery, check_hello
+from capo.protocol.validate import check_control, check_delivery, check_hello
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,9 @@ class Exchange:
                 session.last_heard = time.monotonic()
                 if isinstance(message, Delivery):
                     self._delivery(session, message, size_of(frames))
-                elif isinstance(message, Goodbye):
+                    return
+                check_control(message)
+                if isinstance(message, Goodbye):
                     self._lose(session, message.reason)
                 else:
                     self._handler.control(session.actor_id, message)

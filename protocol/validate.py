@@ -11,12 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capo.protocol.errors import ProtocolError
-from capo.protocol.messages import Delivery, Hello
+from capo.protocol.messages import (
+    ActorHeartbeat,
+    Delivery,
+    Goodbye,
+    GroupAccept,
+    GroupFormed,
+    Hello,
+    Ready,
+    ToLearner,
+    WeightsReport,
+)
 from capo.protocol.records import EpisodeEnd, EpisodeStatus, FloatArray, IntArray, Step
 
 MAX_ID_LENGTH = 256
 MAX_NUMBER = 2**31 - 1  # indices, lengths and versions
-MAX_SEQUENCE = 2**53
+MAX_SEQUENCE = 2**53  # of deliveries, and epochs of weight groups
+MAX_WORKERS = 4096  # ranks of one actor
 MAX_NAMED_VALUES = 256  # entries of `info` or `metrics`
 MAX_TEXT_LENGTH = 1 << 16
 
@@ -60,6 +71,14 @@ def check_delivery(delivery: Delivery) -> None:
         check_end(end)
 
 
+def check_control(message: ToLearner) -> None:
+    """Raise ProtocolError unless the numbers and texts of any other message are possible ones."""
+    try:
+        _check_control(message)
+    except _Fault as fault:
+        raise ProtocolError(f"{type(message).__name__}: {fault}") from None
+
+
 def check_step(step: Step) -> None:
     """Raise ProtocolError unless `step` is a transition that can be trained on."""
     try:
@@ -76,6 +95,35 @@ def check_end(end: EpisodeEnd) -> None:
         _check_end(end)
     except _Fault as fault:
         raise ProtocolError(f"end of episode {end.episode_id:.99}: {fault}") from None
+
+
+def _check_control(message: ToLearner) -> None:
+    if isinstance(message, GroupAccept | GroupFormed | WeightsReport) and not (
+        0 <= message.epoch <= MAX_SEQUENCE
+    ):
+        raise _Fault(f"epoch is {message.epoch}; it lies between 0 and {MAX_SEQUENCE}")
+    match message:
+        case Ready():
+            _check_number("weights_version", message.weights_version, -1)
+        case ActorHeartbeat():
+            _check_number("running", message.running, 0)
+            _check_text("waiting_for", message.waiting_for, MAX_TEXT_LENGTH)
+            _check_named_values("metrics", message.metrics)
+            for lease in message.held_leases or ():
+                _check_id("held lease", lease)
+        case GroupAccept():
+            _check_number("workers", message.workers, 1)
+            if message.workers > MAX_WORKERS:
+                raise _Fault(f"{message.workers} workers; at most {MAX_WORKERS} are taken")
+        case GroupFormed():
+            _check_text("error", message.error, MAX_TEXT_LENGTH)
+        case WeightsReport():
+            _check_number("version", message.version, 0)
+            _check_text("error", message.error, MAX_TEXT_LENGTH)
+            _check_text("checksum", message.checksum, MAX_ID_LENGTH)
+            _check_finite("pause_s", message.pause_s)
+        case Goodbye():
+            _check_text("reason", message.reason, MAX_TEXT_LENGTH)
 
 
 def _check_step(step: Step) -> None:

@@ -6,9 +6,23 @@ import numpy as np
 import pytest
 
 from capo.protocol.errors import ProtocolError
-from capo.protocol.messages import Delivery
+from capo.protocol.messages import (
+    ActorHeartbeat,
+    Delivery,
+    Goodbye,
+    GroupAccept,
+    GroupFormed,
+    Ready,
+    WeightsReport,
+)
 from capo.protocol.records import EpisodeStatus, VersionSpan
-from capo.protocol.validate import check_delivery, check_end, check_hello, check_step
+from capo.protocol.validate import (
+    check_control,
+    check_delivery,
+    check_end,
+    check_hello,
+    check_step,
+)
 from tests.protocol.wire import make_end, make_hello, make_step
 
 
@@ -131,3 +145,42 @@ def test_an_empty_delivery_is_refused():
 def test_a_broken_hello_is_refused_with_its_reason(fields, sentence):
     with pytest.raises(ProtocolError, match=sentence):
         check_hello(make_hello(**fields))
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (Ready(weights_version=-2), "Ready: weights_version is -2"),
+        (ActorHeartbeat(running=-1), "ActorHeartbeat: running is -1"),
+        (ActorHeartbeat(waiting_for="x" * 70_000), "waiting_for has 70000 characters"),
+        (ActorHeartbeat(held_leases=("",)), "held lease is empty"),
+        (ActorHeartbeat(metrics={str(n): 0.0 for n in range(300)}), "metrics has 300 entries"),
+        (GroupAccept(epoch=-1), "GroupAccept: epoch is -1"),
+        (GroupAccept(epoch=1, workers=0), "workers is 0"),
+        (GroupAccept(epoch=1, workers=2**30), "1073741824 workers; at most 4096"),
+        (GroupFormed(epoch=2**60), "GroupFormed: epoch is 1152921504606846976"),
+        (GroupFormed(epoch=1, error="x" * 70_000), "error has 70000 characters"),
+        (WeightsReport(epoch=1, version=-1), "WeightsReport: version is -1"),
+        (WeightsReport(epoch=1, version=1, pause_s=math.inf), "pause_s is inf"),
+        (WeightsReport(epoch=1, version=1, checksum="x" * 300), "checksum has 300 characters"),
+        (Goodbye(reason="x" * 70_000), "Goodbye: reason has 70000 characters"),
+    ],
+)
+def test_an_impossible_control_message_is_refused(message, sentence):
+    with pytest.raises(ProtocolError, match=sentence):
+        check_control(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(),
+        ActorHeartbeat(held_leases=("a.1",), metrics={"busy": 0.5}),
+        GroupAccept(epoch=1_800_000_000_000, workers=8),
+        GroupFormed(epoch=1_800_000_000_000, error="no route"),
+        WeightsReport(epoch=1, version=3, probe_logprobs=np.array([np.nan], FLOATS)),
+        Goodbye(reason="done"),
+    ],
+)
+def test_a_possible_control_message_passes(message):
+    check_control(message)
