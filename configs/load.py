@@ -6,14 +6,14 @@ Knows no torch and no environment: what only those can judge is judged where the
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
 from capo.configs.algorithms import AlgorithmConfig, needs_entropy, needs_groups, resolve
 from capo.configs.schema import RunConfig
 from capo.configs.validate import problems
-from capo.configs.words import choices, nearest
+from capo.configs.words import choices, nearest, struct_in
 
 GROUP_SIZE = 8  # of group methods, where the file does not say (paper, section 4.1)
 
@@ -134,16 +134,9 @@ def _refuse_unknown_keys(raw: Mapping[str, Any], struct: Any, prefix: str, origi
             raise InvalidConfigError(
                 f"{origin}: unknown key {name!r}; {nearest(key, list(fields))}"
             )
-        inner = _struct_of(fields[key])
+        inner = struct_in(fields[key])
         if inner is not None and isinstance(value, Mapping):
             _refuse_unknown_keys(value, inner, name, origin)
-
-
-def _struct_of(annotation: Any) -> Any:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
-            return candidate
-    return None
 
 
 def _plain(text: str) -> str:

@@ -32,7 +32,7 @@ class TinyModelConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The policy. Exactly one of `path` (a Hugging Face folder) and `tiny`."""
 
-    path: str = ""
+    path: str = ""  # a Hugging Face folder, or a name on its hub
     tiny: TinyModelConfig | None = None
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_length: int = 8192  # tokens of one full sequence: prompt and action
@@ -43,7 +43,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class WarmStartConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Behaviour cloning of the environment's own demonstrations before the first update."""
 
-    demonstrations: int = 3000
+    demonstrations: int = 3000  # episodes
     steps: int = 250
     batch_episodes: int = 24
     lr: float = 3e-3  # of embeddings, head and norms (AdamW)
@@ -55,8 +55,8 @@ class WarmStartConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How an actor plays. It travels to the actors in the handshake."""
 
-    temperature: float = 1.0
-    max_action_tokens: int = 4096
+    temperature: float = 1.0  # of sampling; log-probs are taken at it
+    max_action_tokens: int = 4096  # then the action is cut
     concurrency: int = 64  # episodes at once per actor
     on_overlong: Literal["end", "drop_oldest"] = "end"  # a prompt that leaves no room for an action
     env_timeout_s: float = 60.0  # one reset or step
@@ -73,14 +73,14 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     batch_episodes: int = 128
     minibatches: int = 4
-    epochs: int = 1
+    epochs: int = 1  # over the same batch
     token_budget: int = 16384  # tokens of one microbatch
-    policy_lr: float = 1e-6
+    policy_lr: float = 1e-6  # of AdamW
     policy_warmup_steps: int = 0  # minibatch steps
     policy_final_lr_factor: float = 1.0  # linear to this factor at the last update
     critic_lr: float = 1e-5
     weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # 0 = no clipping
     zero_stage: Literal[0, 1, 2, 3] = 0
     gradient_checkpointing: bool = False
 
@@ -88,7 +88,7 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who plays what, and how old it may be. `max_staleness` 0 is a synchronous run."""
 
-    max_staleness: int = 1
+    max_staleness: int = 1  # policy versions; 0 = synchronous
     group_size: int = 0  # episodes of one task that belong together; 0 = 8 if the method needs it
     max_attempts: int = 3  # times one lease is played before it is given up and counted
     max_error_fraction: float = 0.5  # of the last `error_window` episodes, then the run stops
@@ -111,7 +111,7 @@ class CheckpointConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 class EvaluationConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     split: Literal["valid", "test"] = "valid"
-    games: int = 200
+    games: int = 200  # of the split, always the same
     before: bool = True
     after: bool = True
     every: int = 0  # updates; 0 = never in between
@@ -134,10 +134,10 @@ class NetworkConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class RunConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole run."""
 
-    name: str
-    seed: int = 0
-    run_dir: str = ""  # "" = runs/NAME-seedSEED
-    updates: int = 1000
+    name: str  # in folders and reports
+    seed: int = 0  # of every random draw of the run
+    run_dir: str = ""  # "" = runs/NAME-seedSEED-TIME
+    updates: int = 1000  # batches to train on
     environment: EnvironmentConfig
     model: ModelConfig
     warm_start: WarmStartConfig | None = None

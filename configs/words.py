@@ -1,4 +1,4 @@
-"""The nearest right word for a wrong one, and which words are right at a place of a Struct."""
+"""What is right where something is wrong: the nearest word, the choices at a place of a Struct."""
 
 import difflib
 from collections.abc import Iterable
@@ -19,18 +19,20 @@ def choices(struct: Any, path: str) -> list[str]:
     found: Any = struct
     for part in path.split("."):
         name = part.partition("[")[0]
-        types = {one.name: one.type for one in msgspec.structs.fields(_struct_in(found))}
+        inner = struct_in(found)
+        types = {one.name: one.type for one in msgspec.structs.fields(inner)} if inner else {}
         if name not in types:
             return []
         found = types[name]
     return [str(word) for word in _literals(found)]
 
 
-def _struct_in(annotation: Any) -> Any:
+def struct_in(annotation: Any) -> Any:
+    """The Struct that a field of this type holds, None where it holds none."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
             return candidate
-    return annotation
+    return None
 
 
 def _literals(annotation: Any) -> list[object]:
