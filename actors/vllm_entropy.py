@@ -6,7 +6,7 @@ that `SamplingParams(logprobs=1)` asks for carries the entropy instead: exact, o
 of the distribution that was sampled from, and lined up with the sampled log-probs by vLLM itself,
 also when a request is preempted or weights change in the middle of it.
 
-Works on the sampler of vLLM's V1 model runner alone: `ENVIRONMENT` chooses it.
+Works on the sampler of vLLM's V1 model runner alone: vllm_start chooses it.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 
-from capo.actors.vllm_engine import ENTROPY_COLUMNS
+from capo.actors.vllm_sample import ENTROPY_COLUMNS
 from capo.protocol.errors import EngineError
 
 

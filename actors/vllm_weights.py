@@ -26,14 +26,12 @@ from vllm.model_executor.model_loader.reload import (
 from capo.actors import gloo_group, vllm_entropy
 from capo.actors.child import end_with_parent
 from capo.actors.engine import UnreachableStoreError
+from capo.actors.vllm_start import BACKEND
 from capo.protocol.errors import WeightSyncError
 from capo.protocol.records import TensorSpec
 from capo.protocol.weight_layout import Layout, layout
 
 T = TypeVar("T")
-
-BACKEND = "capo"
-EXTENSION = "capo.actors.vllm_weights.WorkerExtension"
 
 
 @dataclass

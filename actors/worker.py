@@ -8,26 +8,23 @@ unacked is delivered again. Every task belongs to one group; whatever ends the a
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import socket
 import time
 import uuid
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
 
-from capo.actors.chat import Chat, load_chat
+from capo.actors.counts import Counts
 from capo.actors.engine import Engine
-from capo.actors.env_pool import EnvPool
-from capo.actors.rollout import play
+from capo.actors.lease_queue import LeaseQueue
+from capo.actors.player import Player, make_player
 from capo.actors.weight_duty import WeightDuty
 from capo.configs.schema import RolloutConfig
-from capo.envs.registry import load_factory
 from capo.protocol.client import ActorClient
-from capo.protocol.errors import CapoError, EngineError, EnvError, PeerLostError, ProtocolError
+from capo.protocol.errors import CapoError, EngineError, PeerLostError, ProtocolError
 from capo.protocol.keys import ActorKeys
 from capo.protocol.messages import (
     PROTOCOL_VERSION,
@@ -46,11 +43,10 @@ from capo.protocol.messages import (
     WeightsReport,
     Welcome,
 )
-from capo.protocol.records import EpisodeEnd, EpisodeStatus, Lease, Step
+from capo.protocol.records import Lease
 
 UNLIMITED = 2**20  # as many episodes as the run's configuration says
 FLUSH_TIMEOUT_S = 60.0
-REMEMBERED_LEASES = 2**14
 
 
 class StartEngine(Protocol):
@@ -84,18 +80,15 @@ class Worker:
         self._concurrency = 0
         self._engine: Engine | None = None
         self._duty: WeightDuty | None = None
-        self._chat: Chat
-        self._config: RolloutConfig
-        self._envs: EnvPool
+        self._player: Player | None = None
         self._setting_up: asyncio.Task[None] | None = None
         self._waiting_for = ""
-        self._pending: deque[Lease] = deque()
-        self._granted: dict[str, None] = {}  # the latest episode ids, oldest first
+        self._pending = LeaseQueue()
         self._playing: dict[str, asyncio.Task[None]] = {}
         self._leaving = asyncio.Event()
         self._reason = ""
         self._failure: CapoError | None = None
-        self._counts = _Counts()
+        self._counts = Counts()
 
     def drain(self, reason: str, *, abort: bool = False) -> None:
         """Play to the end what is being played (or drop it), deliver it, say goodbye, return."""
@@ -142,8 +135,8 @@ class Worker:
                 self._setting_up.cancel()
             if self._duty is not None:
                 self._duty.stop()
-        if hasattr(self, "_envs"):
-            await self._envs.close()
+        if self._player is not None:
+            await self._player.close()
         if self._failure is not None:
             raise self._failure
 
@@ -158,7 +151,7 @@ class Worker:
             await self._on_welcome(message)
         elif isinstance(message, Grant):
             if not self._leaving.is_set():
-                self._take(message.leases)
+                self._pending.take(message.leases)
                 self._play_pending()
         elif isinstance(message, Revoke):
             self._revoke(message)
@@ -183,11 +176,7 @@ class Worker:
     async def _set_up(self, setup: ActorSetup) -> None:
         self._wait_for("the engine to start")
         config = msgspec.json.decode(setup.rollout, type=RolloutConfig)
-        self._chat = await asyncio.to_thread(load_chat, setup)
-        options = json.loads(setup.environment_options)
-        factory = await asyncio.to_thread(load_factory, setup.environment, options)
-        self._envs = EnvPool(factory.make, config.env_timeout_s)
-        self._config = config
+        self._player = await make_player(setup, config, self._client, self._counts)
         self._concurrency = min(self._capacity or UNLIMITED, config.concurrency)
         engine = await self._start_engine(setup, config)
         self._duty = WeightDuty(engine, self._client.send, self._on_weights, self._tasks)
@@ -206,22 +195,13 @@ class Worker:
 
     # -- episodes -------------------------------------------------------------------------------
 
-    def _take(self, leases: Sequence[Lease]) -> None:
-        """An attempt is played once, however often a network repeats its grant."""
-        for lease in leases:
-            if lease.episode_id not in self._granted:
-                self._granted[lease.episode_id] = None
-                self._pending.append(lease)
-        while len(self._granted) > REMEMBERED_LEASES:
-            del self._granted[next(iter(self._granted))]
-
     def _play_pending(self) -> None:
-        engine = self._engine
-        if engine is None or engine.version < 0:
+        player, engine = self._player, self._engine
+        if player is None or engine is None or engine.version < 0:
             return
         while self._pending and len(self._playing) < self._concurrency:
-            lease = self._pending.popleft()
-            task = self._tasks.create_task(self._episode(lease, engine))
+            lease = self._pending.next()
+            task = self._tasks.create_task(self._episode(player, lease, engine))
             self._playing[lease.episode_id] = task
             task.add_done_callback(functools.partial(self._ended, lease.episode_id))
         self._counts.busy(time.monotonic(), bool(self._playing))
@@ -235,41 +215,12 @@ class Worker:
 
     def _revoke(self, revoke: Revoke) -> None:
         unwanted = set(revoke.episode_ids)
-        self._pending = deque(lease for lease in self._pending if lease.episode_id not in unwanted)
+        self._pending.drop(unwanted)
         for episode_id in unwanted & self._playing.keys():
             self._playing[episode_id].cancel()
 
-    async def _episode(self, lease: Lease, engine: Engine) -> None:
-        num_steps = 0
-        env = None
-        healthy = False
-        try:
-            env = await self._envs.take()
-            records = play(lease, env, self._chat, engine, self._config)
-            async with contextlib.aclosing(records):
-                async for record in records:
-                    if isinstance(record, Step):
-                        await self._client.deliver(steps=[record])
-                        num_steps += 1
-                        self._counts.tokens += len(record.action)
-                    else:
-                        await self._client.deliver(ends=[record])
-                        healthy = record.status is not EpisodeStatus.ENV_ERROR
-                        self._counts.count(record)
-        except (EnvError, ProtocolError) as error:  # nothing to play in, or what it said is unfit
-            end = EpisodeEnd(
-                episode_id=lease.episode_id,
-                status=EpisodeStatus.ENV_ERROR,
-                num_steps=num_steps,
-                error=str(error)[:1000],
-            )
-            await self._client.deliver(ends=[end])
-            self._counts.count(end)
-        finally:
-            if env is not None and healthy:
-                self._envs.give_back(env)
-            elif env is not None:
-                await self._envs.discard(env)
+    async def _episode(self, player: Player, lease: Lease, engine: Engine) -> None:
+        await player.play(lease, engine)
         self._check_engine()
 
     # -- watching -------------------------------------------------------------------------------
@@ -312,7 +263,7 @@ class Worker:
 
     def _held(self) -> tuple[str, ...]:
         """Episodes that nobody else need play: pending, in play, or over but not acked yet."""
-        pending = (lease.episode_id for lease in self._pending)
+        pending = self._pending.episode_ids()
         return tuple(dict.fromkeys((*self._client.unacked_ends, *self._playing, *pending)))
 
     def _heartbeat(self) -> ActorHeartbeat:
@@ -323,48 +274,6 @@ class Worker:
             held_leases=self._held(),
             metrics=self._counts.metrics(time.monotonic()),
         )
-
-
-class _Counts:
-    """What an actor counts since it started; rates are since the last heartbeat."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.broadcasts = 0
-        self.pause_s = 0.0
-        self.ended = dict.fromkeys(EpisodeStatus, 0)
-        self._last = (time.monotonic(), 0)
-        self._rate = 0.0
-        self._busy_s = 0.0
-        self._playing = False
-        self._since = time.monotonic()
-        self._busy_fraction = 0.0
-
-    def count(self, end: EpisodeEnd) -> None:
-        self.ended[end.status] += 1
-
-    def busy(self, now: float, playing: bool) -> None:
-        """Whether anything is played from `now` on."""
-        if self._playing:
-            self._busy_s += now - self._since
-        self._playing = playing
-        self._since = now
-
-    def metrics(self, now: float) -> dict[str, float]:
-        then, tokens = self._last
-        if now - then >= 0.5:
-            self.busy(now, self._playing)
-            self._busy_fraction = self._busy_s / (now - then)
-            self._busy_s = 0.0
-            self._rate = (self.tokens - tokens) / (now - then)
-            self._last = (now, self.tokens)
-        return {
-            "tokens_per_s": self._rate,
-            "busy_fraction": self._busy_fraction,
-            "tokens": float(self.tokens),
-            "broadcasts": float(self.broadcasts),
-            "pause_s": self.pause_s,
-        } | {f"episodes_{status.value}": float(count) for status, count in self.ended.items()}
 
 
 def _first(group: BaseExceptionGroup[CapoError]) -> CapoError:

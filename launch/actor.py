@@ -47,7 +47,8 @@ def check_address(address: str) -> None:
 
 
 async def _work(args: argparse.Namespace) -> int:
-    from capo.actors.vllm_engine import VllmEngine, start_engine, transports
+    from capo.actors.vllm_engine import VllmEngine
+    from capo.actors.vllm_start import start_engine, transports
     from capo.actors.worker import Worker
     from capo.configs.schema import RolloutConfig
     from capo.protocol.keys import load_actor_keys

@@ -72,13 +72,7 @@ def assemble(
     if begun:
         trainer.load(begun.folder)
         progress.note(f"Going on from the checkpoint of version {begun.version}.")
-    broadcaster = WeightBroadcaster(
-        service.send,
-        open_transport(config.weight_sync, config.network.weights_host),
-        weight_limits(config),
-    )
-    stack.callback(broadcaster.close)
-    service.attach(broadcaster)
+    broadcaster = _attach_broadcaster(config, service, stack)
     service.announce(trainer.version)
     metrics_log = stack.enter_context(MetricsLog(run_dir, resume_at=trainer.version))
     return Parts(
@@ -94,6 +88,19 @@ def assemble(
         observer=progress,
         stop=stop,
     )
+
+
+def _attach_broadcaster(
+    config: RunConfig, service: Service, stack: contextlib.ExitStack
+) -> WeightBroadcaster:
+    broadcaster = WeightBroadcaster(
+        service.send,
+        open_transport(config.weight_sync, config.network.weights_host),
+        weight_limits(config),
+    )
+    stack.callback(broadcaster.close)
+    service.attach(broadcaster)
+    return broadcaster
 
 
 def weight_limits(config: RunConfig) -> WeightLimits:

@@ -10,6 +10,8 @@ EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
+_AddParser = Callable[..., argparse.ArgumentParser]
+
 _OVERVIEW = """\
 Train LLM agents with reinforcement learning on complete actions (CAPO, arXiv 2604.18401).
 
@@ -61,18 +63,25 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"capo {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="learner and actors on this machine")
+    _add_training(commands.add_parser)
+    _add_results(commands.add_parser)
+    _add_tools(commands.add_parser)
+    return parser
+
+
+def _add_training(add: _AddParser) -> None:
+    run = add("run", help="learner and actors on this machine")
     run.add_argument("config", nargs="?", help="a TOML file, or the name of a packaged one")
     run.add_argument("--resume", metavar="RUN", help="go on with this run directory")
     run.add_argument("--actors", type=int, help="actors to start here (default: the config's)")
     _add_overrides(run)
 
-    learner = commands.add_parser("learner", help="one learner; prints the address for actors")
+    learner = add("learner", help="one learner; prints the address for actors")
     learner.add_argument("config", nargs="?", help="a TOML file, or the name of a packaged one")
     learner.add_argument("--resume", metavar="RUN", help="go on with this run directory")
     _add_overrides(learner)
 
-    actor = commands.add_parser("actor", help="one rollout node; needs only the learner's address")
+    actor = add("actor", help="one rollout node; needs only the learner's address")
     actor.add_argument("--connect", required=True, metavar="ADDRESS", help="tcp://HOST:PORT")
     actor.add_argument("--name", default="", help="what reports call it (default: host and pid)")
     actor.add_argument("--capacity", type=int, default=0, help="episodes at once (default: config)")
@@ -88,40 +97,43 @@ def build_parser() -> argparse.ArgumentParser:
         help="leave when no learner answers for so long (default: wait for ever)",
     )
 
-    evaluate = commands.add_parser("eval", help="play held-out games with a run's checkpoint")
+
+def _add_results(add: _AddParser) -> None:
+    evaluate = add("eval", help="play held-out games with a run's checkpoint")
     evaluate.add_argument("run", metavar="RUN")
     evaluate.add_argument("--update", type=int, help="the checkpoint's version (default: newest)")
     evaluate.add_argument("--games", type=int, help="how many games (default: the config's)")
 
-    replay = commands.add_parser("replay", help="list updates, or recompute one offline")
+    replay = add("replay", help="list updates, or recompute one offline")
     replay.add_argument("run", metavar="RUN")
     replay.add_argument("--update", type=int, metavar="K", help="recompute update K")
     _add_overrides(replay, "what if: change a value and compare with what was recorded")
 
-    report = commands.add_parser("report", help="tables and a plot of a run")
+    report = add("report", help="tables and a plot of a run")
     report.add_argument("run", metavar="RUN")
     report.add_argument("--plot", metavar="PNG", help="also write the curves as a picture")
 
-    export = commands.add_parser("export", help="a run's episodes as JSON lines")
+    export = add("export", help="a run's episodes as JSON lines")
     export.add_argument("run", metavar="RUN")
     export.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
 
-    check = commands.add_parser("check", help="print the resolved config and plan; start nothing")
+
+def _add_tools(add: _AddParser) -> None:
+    check = add("check", help="print the resolved config and plan; start nothing")
     check.add_argument("config")
     _add_overrides(check)
 
-    status = commands.add_parser("status", help="who waits for whom, and since when")
+    status = add("status", help="who waits for whom, and since when")
     status.add_argument("run", metavar="RUN")
 
-    keygen = commands.add_parser("keygen", help="make the keys of a learner and its actors")
+    keygen = add("keygen", help="make the keys of a learner and its actors")
     keygen.add_argument("--add", metavar="NAME", help="one more actor's key in an existing folder")
     keygen.add_argument("folder", help="where the key files go; made if missing")
     keygen.add_argument("--actors", type=int, default=1, help="how many actor keys to make")
 
-    convert = commands.add_parser("convert", help="a GGUF model file to a Hugging Face folder")
+    convert = add("convert", help="a GGUF model file to a Hugging Face folder")
     convert.add_argument("gguf", help="the .gguf file")
     convert.add_argument("folder", help="where the converted model goes")
-    return parser
 
 
 def _add_overrides(parser: argparse.ArgumentParser, help_text: str = "change one value") -> None:

@@ -17,7 +17,8 @@ import torch
 import uvloop
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from capo.actors.vllm_engine import VllmEngine, start_engine
+from capo.actors.vllm_engine import VllmEngine
+from capo.actors.vllm_start import start_engine
 from capo.actors.weight_duty import WeightDuty
 from capo.configs.schema import RolloutConfig
 from capo.learner.weight_transfer_gloo import GlooTransport

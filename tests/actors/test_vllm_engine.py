@@ -336,8 +336,8 @@ def test_a_failed_probe_stops_the_engine_and_what_it_was_sampling(
 
 
 def test_a_killed_engine_process_is_noticed_without_a_request(engine_world: EngineWorld) -> None:
-    engine_world.engine._broken = ""
-    (core,) = engine_world.engine._llm.engine_core.resources.engine_manager.processes
+    engine_world.engine._core._broken = ""
+    (core,) = engine_world.engine._core.llm.engine_core.resources.engine_manager.processes
     os.kill(core.pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
     while not engine_world.engine.broken:

@@ -1,0 +1,103 @@
+"""One running AsyncLLM: requests and control calls with their errors told apart, and its end.
+
+Whatever vLLM raises becomes EngineError if the engine is dead or was told something it refuses, and
+WeightSyncError if only a control call failed. Knows neither actions nor policy versions.
+"""
+
+import asyncio
+import gc
+import time
+from itertools import count
+from typing import Any
+
+from capo.actors.engine import UnreachableStoreError
+from capo.protocol.errors import EngineError, WeightSyncError
+from capo.protocol.records import IntArray
+
+POLL_S = 0.004
+
+
+class VllmCore:
+    """Owns `llm`. `broken` once set stays set."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self._broken = ""
+        self._next_request = count()
+        self._requests: set[str] = set()
+
+    @property
+    def broken(self) -> str:
+        """Also notices a core that died while nothing was asked of it."""
+        if not self._broken and self.llm is not None and self.llm.errored:
+            self._broken = "the inference engine's process died"
+        return self._broken
+
+    def give_up(self, reason: str) -> None:
+        """`broken` from now on; the first reason stays."""
+        self._broken = self._broken or reason
+
+    async def final(self, prompt: IntArray, parameters: Any) -> Any:
+        """The final output of one request; EngineError for whatever vLLM raises instead."""
+        if self.broken:
+            raise EngineError(self.broken)
+        inputs = {"type": "token", "prompt_token_ids": prompt.tolist()}
+        request = str(next(self._next_request))
+        self._requests.add(request)
+        result = None
+        try:
+            async for output in self.llm.generate(inputs, parameters, request):
+                result = output
+        except Exception as error:  # vLLM's own classes share no base
+            if self.llm.errored:
+                self.give_up(f"the inference engine died ({type(error).__name__}: {error})")
+                raise EngineError(self.broken) from error
+            raise EngineError(f"the engine refused a request: {error}") from error
+        finally:
+            self._requests.discard(request)
+        if result is None:
+            raise EngineError("the engine ended a request without an answer")
+        return result
+
+    async def call(self, call: Any) -> Any:
+        """A control call. EngineError if the engine is dead, WeightSyncError if only it failed."""
+        try:
+            return await call
+        except Exception as error:  # vLLM wraps a worker's exception in classes without a base
+            if self.llm.errored:
+                raise EngineError(
+                    f"the inference engine died in a weight update: {error}"
+                ) from error
+            raise WeightSyncError(f"the engine could not do its part: {error}") from error
+
+    async def finished(self, what: str, timeout_s: float) -> None:
+        """Wait for what the workers do in a thread. Their own limit comes first."""
+        deadline = time.monotonic() + timeout_s + 5.0
+        while True:
+            states = await self.call(self.llm.collective_rpc("capo_state"))
+            for state in states:
+                if state["error"] and not state["reached"]:
+                    raise UnreachableStoreError(state["error"])
+                if state["error"]:
+                    raise WeightSyncError(state["error"])
+            if not any(state["busy"] for state in states):
+                return
+            if time.monotonic() > deadline:
+                raise WeightSyncError(f"{what}: the workers did not finish in {timeout_s:g} s")
+            await asyncio.sleep(POLL_S)
+
+    async def end_requests_if_broken(self) -> None:
+        """What is in flight in a broken, perhaps paused engine ends now, as an EngineError."""
+        if self.broken and not self.llm.errored:
+            await self.llm.abort(list(self._requests))
+
+    async def close(self) -> None:
+        self.give_up("the engine was closed")
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            resources = llm.engine_core.resources
+            await asyncio.to_thread(llm.shutdown, 5.0)
+            # vLLM closes its sockets, but not their context, which warns when it is collected.
+            await asyncio.to_thread(resources.ctx.term)
+        del llm
+        gc.collect()  # it is in a cycle, and its __del__ fails once the interpreter goes down
