@@ -23,6 +23,7 @@ CURVES = {
     "explained var": "critic/explained_variance",
     "tokens/s": "system/tokens_per_s",
 }
+PHASES = ("update", "sync", "wait")  # one after the other in the learner's main thread
 LENGTH_EDGES = (64, 256, 1024, 4096)  # action tokens of an episode
 
 
@@ -92,22 +93,27 @@ def _curve(updates: Sequence[UpdateRow]) -> Iterator[str]:
 
 
 def _phases(updates: Sequence[UpdateRow]) -> Iterator[str]:
-    """Total seconds per phase. The phases of an update are parts of its update_s."""
+    """Total seconds per phase, the parts of an update below it."""
     seconds = defaultdict[str, float](float)
     for update in updates:
         for name, value in update.metrics.items():
             if name.startswith("time/") and np.isfinite(value):
                 seconds[name.removeprefix("time/").removesuffix("_s")] += value
-    whole = sum(seconds[name] for name in ("wait", "update", "sync")) or 1.0
+    whole = sum(seconds[name] for name in PHASES) or 1.0
+    parts = sorted(
+        (name for name in seconds if name not in PHASES), key=lambda name: -seconds[name]
+    )
+    order = [(name, name) for name in PHASES]
+    order[1:1] = [(f"  {name}", name) for name in parts]
     rows = [
         (
-            name,
-            f"{value:.1f} s",
-            f"{value / len(updates):.3f} s",
-            f"{value / whole:.1%}",
+            label,
+            f"{seconds[name]:.1f} s",
+            f"{seconds[name] / len(updates):.3f} s",
+            f"{seconds[name] / whole:.1%}",
         )
-        for name, value in sorted(seconds.items(), key=lambda item: -item[1])
-        if value
+        for label, name in order
+        if seconds[name]
     ]
     yield from text_table(("phase", "in all", "per update", "share"), rows)
 
@@ -133,7 +139,7 @@ def _fates(episodes: Sequence[EpisodeRow]) -> Iterator[str]:
         if episode.purpose == "train":
             by_fate[fate(episode)].append(episode)
     total = sum(len(rows) for rows in by_fate.values())
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             name,
             str(len(found)),
@@ -144,7 +150,10 @@ def _fates(episodes: Sequence[EpisodeRow]) -> Iterator[str]:
         )
         for name, found in sorted(by_fate.items(), key=lambda item: -len(item[1]))
     ]
-    yield from text_table(("fate", "episodes", "share", "steps", "tokens", "last error"), rows)
+    header: tuple[str, ...] = ("fate", "episodes", "share", "steps", "tokens", "last error")
+    if not any(row[-1] for row in rows):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    yield from text_table(header, rows)
 
 
 def _lengths(episodes: Sequence[EpisodeRow]) -> Iterator[str]:
@@ -170,7 +179,8 @@ def _lengths(episodes: Sequence[EpisodeRow]) -> Iterator[str]:
                     f"{success:.1%}",
                 )
             )
-    yield from text_table(("tokens", "episodes", "stale", "share", "success"), rows)
+    if len(rows) > 1 or any(fate(episode) == "stale" for episode in ended):
+        yield from text_table(("tokens", "episodes", "stale", "share", "success"), rows)
 
 
 def fate(episode: EpisodeRow) -> str:

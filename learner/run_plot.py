@@ -1,5 +1,6 @@
 """The curves of a run as a picture. Needs matplotlib, draws without a display."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,20 @@ from capo.protocol.errors import RunFileError
 
 
 def plot_run(run_dir: Path, path: Path) -> None:
-    """One panel per curve that the run recorded, over its updates, written as a PNG to `path`."""
+    """One panel per curve that the run recorded, over its updates, written as a PNG to `path`.
+
+    Raises RunFileError if there is nothing to plot or nowhere to write to.
+    """
+    if path.suffix != ".png" or not path.parent.is_dir():
+        raise RunFileError(f"{path} cannot be the plot: name a .png file in an existing folder.")
     with RunReader(run_dir) as reader:
         updates = [update for update in reader.updates() if update.status == "done"]
-        name = reader.config().name
+        config = reader.config()
+        held_out = [
+            (row.version, json.loads(row.results))
+            for row in reader.evaluations()
+            if row.finished_at
+        ]
     if not updates:
         raise RunFileError(f"{run_dir} has no finished update yet, so there is nothing to plot.")
     curves = {
@@ -31,7 +42,15 @@ def plot_run(run_dir: Path, path: Path) -> None:
         panel.plot(versions, values, linewidth=1)
         panel.set_title(label)
         panel.set_xlabel("update")
+        if label == "success":
+            panel.set_ylim(0, 1)
+            for mode, mark in (("sampled", "o"), ("greedy", "s")):
+                points = [(at, found[mode]["success"]) for at, found in held_out if mode in found]
+                if points:
+                    panel.plot(*zip(*points, strict=True), mark, label=f"held out, {mode}")
+            if held_out:
+                panel.legend(loc="lower right")
     for panel in panels[len(curves) :]:
         panel.set_axis_off()
-    figure.suptitle(name)
+    figure.suptitle(f"{config.name}, seed {config.seed}, {config.algorithm.preset}")
     figure.savefig(path, format="png", dpi=120)
