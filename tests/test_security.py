@@ -268,7 +268,7 @@ def test_a_model_whose_weights_are_a_pickle_is_not_loaded(load, tmp_path) -> Non
     assert not (tmp_path / "sprung").exists()
 
 
-VLLM_FILES = [file for file in FILES if "vllm" in file.read_text(encoding="utf-8")]
+VLLM_FILES = [file for file in FILES if "vllm" in file.read_text(encoding="utf-8").lower()]
 
 
 def test_vllms_rpc_gets_method_names_and_plain_arguments() -> None:
