@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+_RUN = "a run's folder, as in runs/quickstart-seed0-20260101-120000"
+_CONFIG = "a TOML file, or the name of a packaged one"
+
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -71,13 +74,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_training(add: _AddParser) -> None:
     run = add("run", help="learner and actors on this machine")
-    run.add_argument("config", nargs="?", help="a TOML file, or the name of a packaged one")
+    run.add_argument("config", nargs="?", help=_CONFIG)
     run.add_argument("--resume", metavar="RUN", help="go on with this run directory")
     run.add_argument("--actors", type=int, help="actors to start here (default: the config's)")
     _add_overrides(run)
 
     learner = add("learner", help="one learner; prints the address for actors")
-    learner.add_argument("config", nargs="?", help="a TOML file, or the name of a packaged one")
+    learner.add_argument("config", nargs="?", help=_CONFIG)
     learner.add_argument("--resume", metavar="RUN", help="go on with this run directory")
     _add_overrides(learner)
 
@@ -100,36 +103,38 @@ def _add_training(add: _AddParser) -> None:
 
 def _add_results(add: _AddParser) -> None:
     evaluate = add("eval", help="play held-out games with a run's checkpoint")
-    evaluate.add_argument("run", metavar="RUN")
+    evaluate.add_argument("run", metavar="RUN", help=_RUN)
     evaluate.add_argument("--update", type=int, help="the checkpoint's version (default: newest)")
     evaluate.add_argument("--games", type=int, help="how many games (default: the config's)")
 
     replay = add("replay", help="list updates, or recompute one offline")
-    replay.add_argument("run", metavar="RUN")
+    replay.add_argument("run", metavar="RUN", help=_RUN)
     replay.add_argument("--update", type=int, metavar="K", help="recompute update K")
     _add_overrides(replay, "what if: change a value and compare with what was recorded")
 
     report = add("report", help="tables and a plot of a run")
-    report.add_argument("run", metavar="RUN")
+    report.add_argument("run", metavar="RUN", help=_RUN)
     report.add_argument("--plot", metavar="PNG", help="also write the curves as a picture")
 
     export = add("export", help="a run's episodes as JSON lines")
-    export.add_argument("run", metavar="RUN")
+    export.add_argument("run", metavar="RUN", help=_RUN)
     export.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
 
 
 def _add_tools(add: _AddParser) -> None:
     check = add("check", help="print the resolved config and plan; start nothing")
-    check.add_argument("config")
+    check.add_argument("config", help=_CONFIG)
     _add_overrides(check)
 
     status = add("status", help="who waits for whom, and since when")
-    status.add_argument("run", metavar="RUN")
+    status.add_argument("run", metavar="RUN", help=_RUN)
 
     keygen = add("keygen", help="make the keys of a learner and its actors")
     keygen.add_argument("--add", metavar="NAME", help="one more actor's key in an existing folder")
     keygen.add_argument("folder", help="where the key files go; made if missing")
-    keygen.add_argument("--actors", type=int, default=1, help="how many actor keys to make")
+    keygen.add_argument(
+        "--actors", type=int, default=1, help="how many actor keys to make (default: 1)"
+    )
 
     convert = add("convert", help="a GGUF model file to a Hugging Face folder")
     convert.add_argument("gguf", help="the .gguf file")
@@ -143,7 +148,7 @@ def _add_overrides(parser: argparse.ArgumentParser, help_text: str = "change one
         default=[],
         metavar="KEY=VALUE",
         dest="overrides",
-        help=f"{help_text}, as in learner.policy_lr=1e-6",
+        help=f"{help_text}, as in learner.policy_lr=1e-6; may be repeated",
     )
 
 
