@@ -3,7 +3,7 @@
 from collections import deque
 
 from capo.learner.lease_book import ERRORS
-from capo.learner.run_ingest import EndedEpisode
+from capo.learner.run_endings import EndedEpisode
 
 
 class ErrorBudget:

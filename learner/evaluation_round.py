@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from capo.learner.journal import Journal
 from capo.learner.lease_book import Slot
-from capo.learner.run_ingest import EndedEpisode
+from capo.learner.run_endings import EndedEpisode
 
 
 class ModeResult(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from capo.learner.lease_book import CLOSED, LOST, PLAYING, UNRECEIVED, Slot
-from capo.learner.run_file import Note
+from capo.learner.run_leases import Note
 
 
 class Revocation(Struct, frozen=True):
@@ -47,3 +47,13 @@ class Journal:
         if attempt.status == PLAYING:
             self.revocations.append(Revocation(attempt.actor_id, attempt.episode_id, reason))
         self.mark(slot, CLOSED)
+
+    def take_revocations(self) -> list[Revocation]:
+        taken = list(self.revocations)
+        self.revocations.clear()
+        return taken
+
+    def take_stale_tokens(self) -> tuple[int, ...]:
+        taken = tuple(self.stale_tokens)
+        self.stale_tokens.clear()
+        return taken

@@ -7,7 +7,7 @@ finished, and is dropped when one member cannot be.
 from dataclasses import dataclass, field
 
 from capo.learner.lease_order import LeasePlan
-from capo.learner.run_ingest import EndedEpisode
+from capo.learner.run_endings import EndedEpisode
 from capo.protocol.records import EpisodeStatus, Lease
 
 PLAYING = "playing"

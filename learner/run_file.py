@@ -18,34 +18,18 @@ from pathlib import Path
 from sqlite3 import Connection
 
 import msgspec
-from msgspec import Struct
 
 from capo.learner import run_database
-from capo.learner.run_ingest import Committed, EpisodeLimits, store
+from capo.learner.run_endings import EpisodeLimits
+from capo.learner.run_ingest import Committed, store
+from capo.learner.run_leases import GrantedLease, Note, apply_notes, store_leases
 from capo.learner.run_rows import encode_numbers
 from capo.learner.run_schema import FILE_NAME
 from capo.protocol.errors import ProtocolError, RunFileError
 from capo.protocol.messages import Delivery
-from capo.protocol.records import Lease
 
 Clock = Callable[[], float]
 NO_LIMITS = EpisodeLimits()
-
-
-class GrantedLease(Struct, frozen=True):
-    """A lease and the actor it goes to. `number` is its place in the order of its purpose."""
-
-    lease: Lease
-    number: int
-    actor_id: str
-
-
-class Note(Struct, frozen=True, kw_only=True):
-    """What became of an episode outside of its own records; None leaves a column as it is."""
-
-    episode_id: str
-    lease_status: str | None = None  # playing, lost, unreceived, closed
-    excluded: str | None = None
 
 
 class RunFile:
@@ -167,15 +151,8 @@ class RunFile:
         """Remember who plays what, and what became of episodes, before anybody is told."""
         now = self._clock()
         with self._transaction(synced=False) as connection:
-            connection.executemany(
-                "INSERT OR IGNORE INTO tasks VALUES (?, ?)",
-                [(grant.lease.task.id, grant.lease.task.payload) for grant in granted],
-            )
-            connection.executemany(
-                "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?,?,?,?,'playing',?,NULL)",
-                [_lease_row(grant, now) for grant in granted],
-            )
-            _apply_notes(connection, notes, now)
+            store_leases(connection, granted, now)
+            apply_notes(connection, notes, now)
         self._owners.update({grant.lease.episode_id: grant.actor_id for grant in granted})
         for note in notes:
             if note.lease_status not in (None, "playing"):
@@ -208,7 +185,7 @@ class RunFile:
                 "UPDATE episodes SET consumed_by = ? WHERE episode_id = ?",
                 [(version, episode_id) for episode_id in episode_ids],
             )
-            _apply_notes(connection, notes, now)
+            apply_notes(connection, notes, now)
 
     def finish_update(
         self,
@@ -277,36 +254,3 @@ class RunFile:
             run_database.transaction(self.path, self._connection, synced=synced) as connection,
         ):
             yield connection
-
-
-def _lease_row(grant: GrantedLease, now: float) -> tuple[str | int | float, ...]:
-    lease = grant.lease
-    return (
-        lease.episode_id,
-        lease.lease_id,
-        lease.attempt,
-        grant.number,
-        lease.task.id,
-        lease.group_id,
-        lease.member,
-        lease.purpose.value,
-        lease.seed,
-        lease.policy_version,
-        grant.actor_id,
-        now,
-    )
-
-
-def _apply_notes(connection: Connection, notes: Sequence[Note], now: float) -> None:
-    for note in notes:
-        if note.lease_status is not None:
-            ended_at = None if note.lease_status == "playing" else now
-            connection.execute(
-                "UPDATE leases SET status = ?, ended_at = ? WHERE episode_id = ?",
-                (note.lease_status, ended_at, note.episode_id),
-            )
-        if note.excluded is not None:
-            connection.execute(
-                "UPDATE episodes SET excluded = ? WHERE episode_id = ?",
-                (note.excluded, note.episode_id),
-            )

@@ -1,52 +1,51 @@
 """Who plays what, and which episodes make a batch: one state machine behind one condition.
 
-Thread-safe; knows no sockets and no tensors. What a restarted learner must know is in the run file
-before it has an effect, so `restore` continues where a crash interrupted.
+Thread-safe; knows no sockets and no tensors, and leaves what becomes of a lease to `open_leases`.
+What a restarted learner must know is in the run file before it has an effect, so `restore`
+continues where a crash interrupted.
 
 Synchronous mode (max_staleness 0) alternates: the leases of a batch go out when its policy version
 is there, and the batch is trained when they are all in. A batch is ordered by lease number, so its
 order does not depend on who was faster. Otherwise the groups that were whole first make the batch.
 """
 
-import heapq
-import sys
+import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from capo.learner import scheduler_restore
 from capo.learner.error_budget import ErrorBudget
-from capo.learner.evaluation_round import EvaluationRound, ModeResult
+from capo.learner.evaluation_round import ModeResult
 from capo.learner.journal import Journal, Revocation
-from capo.learner.lease_book import LOST, PLAYING, UNRECEIVED, Attempt, Slot
-from capo.learner.lease_order import LeaseOrder, evaluation_leases, tasks_digest
-from capo.learner.lease_pool import LeasePool
-from capo.learner.run_file import GrantedLease, RunFile
-from capo.learner.run_ingest import EndedEpisode
+from capo.learner.lease_order import LeaseOrder, tasks_digest
+from capo.learner.open_leases import OpenLeases
+from capo.learner.run_endings import EndedEpisode
+from capo.learner.run_file import RunFile
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.learner.scheduler_status import Batch, SchedulerStatus, Wait
-from capo.protocol.errors import CapoError, RunFileError, StorageFullError
-from capo.protocol.records import Lease, Purpose, Task
-
-Clock = Callable[[], float]
+from capo.protocol.errors import CapoError, StorageFullError
+from capo.protocol.records import Lease, Task
 
 
 class Scheduler:
     """Made by `create` for a new run, by `restore` for one that goes on, by `open` for either."""
 
     def __init__(
-        self, rules: SchedulerRules, order: LeaseOrder, run_file: RunFile, clock: Clock
+        self,
+        rules: SchedulerRules,
+        order: LeaseOrder,
+        run_file: RunFile,
+        clock: Callable[[], float],
     ) -> None:
-        self._rules = rules
         self._run_file = run_file
         self._clock = clock
         self._changed = threading.Condition()
         self._journal = Journal()
-        self._pool = LeasePool(rules, order, self._journal)
-        self._round: EvaluationRound | None = None
-        self._past = scheduler_restore.PastEvaluations()
+        self._leases = OpenLeases(rules, order, self._journal)
         self._retake = dict[int, tuple[str, ...]]()  # batches that were taken before a crash
         self._version = 0
         self._taken: int | None = None
@@ -60,7 +59,7 @@ class Scheduler:
         rules: SchedulerRules,
         tasks: Sequence[Task],
         run_file: RunFile,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> "Scheduler":
         """The scheduler of a new run over its training tasks."""
         order = LeaseOrder(tasks, rules.seed, rules.group_size)
@@ -74,7 +73,7 @@ class Scheduler:
         tasks: Sequence[Task],
         run_file: RunFile,
         version: int,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> "Scheduler":
         """The scheduler of an interrupted run whose policy is at `version`, by the run file alone.
 
@@ -83,21 +82,11 @@ class Scheduler:
         the same order. Raises RunFileError if the tasks are not the run's.
         """
         order = LeaseOrder(tasks, rules.seed, rules.group_size)
-        state = scheduler_restore.load(
-            run_file.path, order, rules.group_size, rules.max_attempts, version, clock()
-        )
-        if state.tasks_digest != tasks_digest(tasks):
-            raise RunFileError(
-                f"The training tasks are not those that {run_file.path} was started with: restore "
-                f"the environment's data and options, or start a new run."
-            )
+        state = scheduler_restore.load(run_file.path, rules, tasks, order, version, clock())
         scheduler = cls(rules, order, run_file, clock)
         scheduler._version = version
         scheduler._retake = state.retake
-        scheduler._past = state.evaluations
-        scheduler._pool.restore(state.groups, state.ready, state.next_group, state.batches)
-        for episode_id in state.orphans:
-            scheduler._journal.exclude(episode_id, "superseded")
+        scheduler._leases.restore(state)
         return scheduler
 
     @classmethod
@@ -107,7 +96,7 @@ class Scheduler:
         tasks: Sequence[Task],
         run_file: RunFile,
         version: int,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> "Scheduler":
         """`create` if nothing was ever scheduled in this run, else `restore`.
 
@@ -129,83 +118,43 @@ class Scheduler:
         Raises StorageFullError if they cannot be written down; then nothing was handed out.
         """
         with self._changed:
-            room = [(-slots, actor_id) for actor_id, slots in free.items() if slots > 0]
-            heapq.heapify(room)
-            granted = list[tuple[Slot, GrantedLease]]()
-            while room and (slot := self._next()) is not None:
-                slots, actor_id = heapq.heappop(room)
-                if slots < -1:
-                    heapq.heappush(room, (slots + 1, actor_id))
-                lease = slot.next_lease(self._version)
-                granted.append((slot, GrantedLease(lease, slot.plan.number, actor_id)))
+            granted = self._leases.take_out(free, self._version)
             if not granted:
                 return {}
             try:
                 self._run_file.record_leases([grant for _, grant in granted], self._journal.notes)
             except BaseException:
-                for slot, _ in granted:
-                    self._book(slot).enqueue(slot)
+                self._leases.put_back(granted)
                 raise
             self._journal.notes.clear()
-            leases = dict[str, list[Lease]]()
-            now = self._clock()
-            for slot, grant in granted:
-                self._journal.counts["granted"] += 1
-                self._journal.counts["reissued"] += bool(slot.attempts)
-                slot.attempts.append(Attempt(grant.lease.episode_id, grant.actor_id, PLAYING, now))
-                leases.setdefault(grant.actor_id, []).append(grant.lease)
-            return leases
+            return self._leases.hand_out(granted, self._clock())
 
     def useful_weights(self) -> tuple[int, int]:
         """Lowest and highest version of weights with which a lease is worth playing now: young
         enough for the next batch, or those that are evaluated."""
         with self._changed:
-            if self._round is not None:
-                return self._version, self._version
-            return self._pool.batches - self._rules.max_staleness, sys.maxsize
+            return self._leases.useful_weights(self._version)
 
     def episode_ended(self, ended: EndedEpisode) -> None:
         """What a commit found to be new; to be called in the order of commits."""
         with self._changed:
-            slot = self._slot_of(ended.episode_id)
-            if slot is None or slot.ended is not None:
-                if ended.excluded in ("", "superseded"):
-                    self._journal.exclude(ended.episode_id, "superseded")
-            else:
-                slot.attempts[-1].status = ended.excluded or ended.status.value
+            if self._leases.ended(ended):
                 self._errors.count(ended)
                 self._failure = self._failure or self._errors.verdict()
-                if ended.excluded:
-                    self._journal.counts["failed"] += 1
-                    self._book(slot).failed(slot)
-                else:
-                    slot.ended = ended
-                    if slot.plan.purpose is Purpose.TRAIN:
-                        self._pool.finished(slot)
             self._flush()
             self._changed.notify_all()
 
     def actor_lost(self, actor_id: str) -> None:
         """What this actor plays will be played by somebody else, unless it is back before."""
         with self._changed:
-            for slot in self._played_by(actor_id):
-                if slot.playing is None:  # retired together with another one of its group
-                    continue
-                self._journal.counts["lost"] += 1
-                self._journal.mark(slot, LOST)
-                self._book(slot).failed(slot)
+            self._leases.lost(actor_id)
             self._flush()
             self._changed.notify_all()
 
     def not_received(self, actor_id: str, episode_ids: Iterable[str]) -> None:
         """These were granted to this actor, which knows nothing of them: others will play them."""
         with self._changed:
-            for episode_id in sorted(episode_ids):
-                slot = self._slot_of(episode_id)
-                if slot is None or slot.playing is None or slot.playing.actor_id != actor_id:
-                    continue
-                self._journal.mark(slot, UNRECEIVED)
-                self._book(slot).failed(slot)
+            self._leases.not_received(actor_id, episode_ids)
             self._flush()
 
     def actor_back(self, actor_id: str, held: Iterable[str]) -> set[str]:
@@ -216,34 +165,19 @@ class Scheduler:
         without the ones whose end is committed, though it has not heard so.
         """
         with self._changed:
-            held = set(held)
-            for slot in self._played_by(actor_id):
-                if slot.attempts[-1].episode_id not in held:
-                    self._journal.mark(slot, UNRECEIVED)
-                    self._book(slot).failed(slot)
-            for episode_id in sorted(held):
-                owned = self._slot_of(episode_id)
-                if owned is None or owned.attempts[-1].actor_id != actor_id:
-                    self._journal.revocations.append(
-                        Revocation(actor_id, episode_id, "it was given to another actor, or closed")
-                    )
-                elif owned.attempts[-1].status in (LOST, UNRECEIVED):
-                    self._journal.mark(owned, PLAYING)
-                    owned.attempts[-1].since_s = self._clock()
+            playing = self._leases.back(actor_id, set(held), self._clock())
             self._flush()
-            return {slot.attempts[-1].episode_id for slot in self._played_by(actor_id)}
+            return playing
 
     def take_revocations(self) -> list[Revocation]:
         """Episodes that need not be played on; each is told once."""
         with self._changed:
-            taken = list(self._journal.revocations)
-            self._journal.revocations.clear()
-            return taken
+            return self._journal.take_revocations()
 
     def holders(self) -> set[str]:
         """The actors that play something; after `restore` those that are expected back."""
         with self._changed:
-            return {attempt.actor_id for attempt in self._in_play()}
+            return {attempt.actor_id for attempt in self._leases.in_play()}
 
     def stop(self, reason: str) -> None:
         """Make the main thread's waits raise CapoError with this reason."""
@@ -266,23 +200,21 @@ class Scheduler:
             if not self._wait(self._batch_there, timeout_s):
                 return None
             again = self._version in self._retake
-            episode_ids = self._retake[self._version] if again else self._pool.peek_batch()
+            episode_ids = self._retake[self._version] if again else self._leases.pool.peek_batch()
             self._run_file.begin_update(self._version, episode_ids, self._journal.notes)
             self._journal.notes.clear()
             if again:
                 del self._retake[self._version]
             else:
-                self._pool.remove_batch()
+                self._leases.pool.remove_batch()
             self._taken = self._version
             del self._waits["batch"]
-            stale_tokens = tuple(self._journal.stale_tokens)
-            self._journal.stale_tokens.clear()
             return Batch(
                 version=self._version,
                 episode_ids=episode_ids,
                 again=again,
                 waited_s=self._clock() - started,
-                stale_tokens=stale_tokens,
+                stale_tokens=self._journal.take_stale_tokens(),
             )
 
     def version_advanced(self, version: int) -> None:
@@ -300,57 +232,41 @@ class Scheduler:
         before the crash is not played again.
         """
         with self._changed:
-            if self._round is not None:
+            if self._leases.round is not None:
                 raise ValueError("an evaluation is going on already")
             task_ids = [task.id for task in tasks]
-            number = self._past.find(self._version, modes, task_ids)
+            number = self._leases.past.find(self._version, modes, task_ids)
             if number is None:
                 number = self._run_file.begin_evaluation(self._version, modes, task_ids)
-            self._round = EvaluationRound(
-                number,
-                {
-                    mode: [
-                        self._past.slot(plan)
-                        for plan in evaluation_leases(tasks, mode, number, self._rules.seed)
-                    ]
-                    for mode in modes
-                },
-                self._rules.max_attempts,
-                self._journal,
-            )
+            self._leases.begin_round(number, tasks, modes)
 
     def wait_evaluation(self, timeout_s: float) -> dict[str, ModeResult] | None:
         """The results by mode once every lease has ended or was given up; None if not in time."""
         with self._changed:
-            if self._round is None:
+            going_on = self._leases.round
+            if going_on is None:
                 raise ValueError("no evaluation was started")
             self._waits.setdefault("evaluation", self._clock())
-            if not self._wait(lambda: self._round is not None and self._round.over, timeout_s):
+            if not self._wait(lambda: going_on.over, timeout_s):
                 return None
-            results = self._round.results()
-            self._run_file.finish_evaluation(self._round.number, msgspec.json.encode(results))
-            self._past.forget(self._round.number)
-            self._round = None
+            results = going_on.results()
+            self._run_file.finish_evaluation(going_on.number, msgspec.json.encode(results))
+            self._leases.end_round()
             del self._waits["evaluation"]
             return results
 
     def status(self) -> SchedulerStatus:
         """A snapshot for `capo status` and the progress line."""
         with self._changed:
-            playing = dict[str, int]()
-            for attempt in self._in_play():
-                playing[attempt.actor_id] = playing.get(attempt.actor_id, 0) + 1
+            going_on = self._leases.round
             return SchedulerStatus(
                 version=self._version,
-                batches=self._pool.batches,
-                playing=playing,
-                waiting=sum(
-                    slot.waiting and not slot.given_up(self._rules.max_attempts)
-                    for slot in self._slots()
-                ),
-                buffered=self._pool.num_buffered,
-                evaluation_done=self._round.num_done if self._round else 0,
-                evaluation_total=len(self._round.slots) if self._round else 0,
+                batches=self._leases.pool.batches,
+                playing=dict(Counter(attempt.actor_id for attempt in self._leases.in_play())),
+                waiting=self._leases.num_waiting(),
+                buffered=self._leases.pool.num_buffered,
+                evaluation_done=going_on.num_done if going_on else 0,
+                evaluation_total=len(going_on.slots) if going_on else 0,
                 counts=dict(self._journal.counts),
                 last_error=self._errors.last_error,
                 waits=tuple(self._who_waits()),
@@ -358,43 +274,8 @@ class Scheduler:
 
     # Inside; the condition is held
 
-    def _next(self) -> Slot | None:
-        """Training leases pause during an evaluation."""
-        return self._pool.next(self._version) if self._round is None else self._round.next()
-
-    def _book(self, slot: Slot) -> LeasePool | EvaluationRound:
-        if slot.plan.purpose is Purpose.TRAIN:
-            return self._pool
-        assert self._round is not None
-        return self._round
-
-    def _slots(self) -> Iterator[Slot]:
-        yield from self._pool.slots.values()
-        if self._round is not None:
-            yield from self._round.slots.values()
-
-    def _slot_of(self, episode_id: str) -> Slot | None:
-        """The open lease whose newest attempt this episode is."""
-        lease_id = episode_id.rpartition(".")[0]
-        slot = self._pool.slots.get(lease_id)
-        if slot is None and self._round is not None:
-            slot = self._round.slots.get(lease_id)
-        if slot is None or not slot.attempts or slot.attempts[-1].episode_id != episode_id:
-            return None
-        return None if slot.given_up(self._rules.max_attempts) else slot
-
-    def _played_by(self, actor_id: str) -> list[Slot]:
-        return [
-            slot
-            for slot in self._slots()
-            if (attempt := slot.playing) is not None and attempt.actor_id == actor_id
-        ]
-
-    def _in_play(self) -> Iterator[Attempt]:
-        return (attempt for slot in self._slots() if (attempt := slot.playing) is not None)
-
     def _batch_there(self) -> bool:
-        return self._version in self._retake or self._pool.has_batch()
+        return self._version in self._retake or self._leases.pool.has_batch()
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         there = self._changed.wait_for(lambda: bool(self._failure) or condition(), timeout_s)
@@ -404,23 +285,15 @@ class Scheduler:
 
     def _flush(self) -> None:
         """Write notes down now if there is room, else together with the next leases or batch."""
-        if not self._journal.notes:
-            return
-        try:
-            self._run_file.record_leases([], self._journal.notes)
-        except StorageFullError:
-            return
-        self._journal.notes.clear()
+        if self._journal.notes:
+            with contextlib.suppress(StorageFullError):
+                self._run_file.record_leases([], self._journal.notes)
+                self._journal.notes.clear()
 
     def _who_waits(self) -> Iterator[Wait]:
         now = self._clock()
         for what, since in self._waits.items():
             yield Wait(who="the learner", whom=what, since_s=now - since)
-        oldest = dict[str, Attempt]()
-        for attempt in self._in_play():
-            known = oldest.setdefault(attempt.actor_id, attempt)
-            if attempt.since_s < known.since_s:
-                oldest[attempt.actor_id] = attempt
-        for actor_id, attempt in sorted(oldest.items()):
-            whom = f"actor {actor_id} to end episode {attempt.episode_id}"
+        for attempt in self._leases.oldest_in_play():
+            whom = f"actor {attempt.actor_id} to end episode {attempt.episode_id}"
             yield Wait(who="the scheduler", whom=whom, since_s=now - attempt.since_s)

@@ -5,16 +5,17 @@ word that a crash may have prevented.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from capo.learner.lease_book import Attempt, Group, Slot
-from capo.learner.lease_order import LeaseOrder, LeasePlan
-from capo.learner.run_ingest import EndedEpisode
-from capo.learner.run_reader import EpisodeRow, EvaluationRow, RunReader
+from capo.learner.lease_order import LeaseOrder, LeasePlan, tasks_digest
+from capo.learner.run_endings import EndedEpisode
+from capo.learner.run_reader import EpisodeRow, EvaluationRow, LeaseRow, RunReader, UpdateRow
+from capo.learner.scheduler_rules import SchedulerRules
 from capo.protocol.errors import RunFileError
-from capo.protocol.records import EpisodeStatus, Purpose
+from capo.protocol.records import EpisodeStatus, Purpose, Task
 
 
 @dataclass
@@ -46,7 +47,6 @@ class RestoredState:
     """`ready` are the whole groups among `groups`, first finished first. `orphans` are episodes of
     no open group, where a crash came before that was written down."""
 
-    tasks_digest: str
     batches: int
     next_group: int
     groups: list[Group]
@@ -64,86 +64,120 @@ def has_begun(path: Path) -> bool:
 
 def load(
     path: Path,
+    rules: SchedulerRules,
+    tasks: Sequence[Task],
     order: LeaseOrder,
-    group_size: int,
-    max_attempts: int,
     version: int,
     now: float,
 ) -> RestoredState:
-    """Read the state of a run whose policy is at `version`."""
+    """Read the state of a run whose policy is at `version`; `order` is that of `tasks`.
+
+    Raises RunFileError if the tasks are not the run's, or an update is missing.
+    """
     with RunReader(path) as reader:
-        tasks_digest = reader.facts().get("train_tasks", "")
-        lease_rows = reader.leases()
-        episode_rows = {row.episode_id: row for row in reader.episodes()}
+        recorded_tasks = reader.facts().get("train_tasks", "")
+        leases = reader.leases()
+        episodes = {row.episode_id: row for row in reader.episodes()}
         updates = reader.updates()
         evaluation_rows = reader.evaluations()
-    retake = {row.version: row.episode_ids for row in updates if row.version >= version}
-    if sorted(retake) != list(range(version, version + len(retake))):
+    retake = _retake(path, updates, version)
+    if recorded_tasks != tasks_digest(tasks):
         raise RunFileError(
-            f"{path} records no update {version} but later ones: resume from an earlier checkpoint."
+            f"The training tasks are not those that {path} was started with: restore the "
+            f"environment's data and options, or start a new run."
         )
-    attempts = defaultdict[str, list[Attempt]](list)
-    ended = dict[str, EndedEpisode]()
-    for lease in sorted(lease_rows, key=lambda row: row.attempt):
-        attempts[lease.lease_id].append(
-            Attempt(lease.episode_id, lease.actor_id, lease.status, now)
-        )
-        episode = episode_rows.get(lease.episode_id)
-        if episode is not None:
-            ended[lease.lease_id] = _ended(episode)
-        else:
-            ended.pop(lease.lease_id, None)  # an older attempt does not count any more
-    numbers = [row.number for row in lease_rows if row.purpose == Purpose.TRAIN]
-    next_group = max(numbers) // group_size + 1 if numbers else 0
-    consumed = {row.lease_id for row in episode_rows.values() if row.consumed_by is not None}
+    attempts = _attempts(leases, now)
+    ended = _newest_endings(leases, episodes)
+    next_group = _next_group(leases, rules.group_size)
+    consumed = {row.lease_id for row in episodes.values() if row.consumed_by is not None}
     groups = [
         group
         for index in range(next_group)
-        if (group := _group(order, index, attempts, ended, consumed, max_attempts)) is not None
+        if (group := _group(order, index, attempts, ended, consumed, rules.max_attempts))
+        is not None
     ]
-    finished_at = {
-        group.group_id: max(
-            episode_rows[slot.ended.episode_id].arrival
-            for slot in group.slots
-            if slot.ended is not None
-        )
-        for group in groups
-        if group.whole
-    }
-    wanted = {
-        slot.ended.episode_id for group in groups for slot in group.slots if slot.ended is not None
-    }
     return RestoredState(
-        tasks_digest=tasks_digest,
         batches=max((row.version + 1 for row in updates), default=0),
         next_group=next_group,
         groups=groups,
-        ready=sorted(
-            (group for group in groups if group.whole),
-            key=lambda group: finished_at[group.group_id],
-        ),
+        ready=_by_arrival([group for group in groups if group.whole], episodes),
         retake=retake,
         evaluations=PastEvaluations(
             evaluation_rows,
             {lease_id: tries for lease_id, tries in attempts.items() if lease_id[0] == "e"},
             {lease_id: end for lease_id, end in ended.items() if not end.excluded},
         ),
-        orphans=[
-            row.episode_id
-            for row in episode_rows.values()
-            if row.purpose == Purpose.TRAIN
-            and row.consumed_by is None
-            and not row.excluded
-            and row.episode_id not in wanted
-        ],
+        orphans=_orphans(episodes.values(), groups),
     )
+
+
+def _retake(path: Path, updates: Sequence[UpdateRow], version: int) -> dict[int, tuple[str, ...]]:
+    """The batches of `version` and later, which were taken already."""
+    retake = {row.version: row.episode_ids for row in updates if row.version >= version}
+    if sorted(retake) != list(range(version, version + len(retake))):
+        raise RunFileError(
+            f"{path} records no update {version} but later ones: resume from an earlier checkpoint."
+        )
+    return retake
+
+
+def _attempts(leases: Sequence[LeaseRow], now: float) -> dict[str, list[Attempt]]:
+    """By lease id, first one first."""
+    attempts = defaultdict[str, list[Attempt]](list)
+    for row in sorted(leases, key=lambda row: row.attempt):
+        attempts[row.lease_id].append(Attempt(row.episode_id, row.actor_id, row.status, now))
+    return attempts
+
+
+def _newest_endings(
+    leases: Sequence[LeaseRow], episodes: Mapping[str, EpisodeRow]
+) -> dict[str, EndedEpisode]:
+    """How the newest attempt of a lease ended, by lease id; an older one does not count."""
+    newest = {row.lease_id: row.episode_id for row in sorted(leases, key=lambda row: row.attempt)}
+    return {
+        lease_id: _ended(episodes[episode_id])
+        for lease_id, episode_id in newest.items()
+        if episode_id in episodes
+    }
+
+
+def _next_group(leases: Sequence[LeaseRow], group_size: int) -> int:
+    numbers = [row.number for row in leases if row.purpose == Purpose.TRAIN]
+    return max(numbers) // group_size + 1 if numbers else 0
+
+
+def _by_arrival(whole: Sequence[Group], episodes: Mapping[str, EpisodeRow]) -> list[Group]:
+    """Whole groups, the one whose last episode came first at the front."""
+
+    def finished_at(group: Group) -> int:
+        return max(
+            episodes[slot.ended.episode_id].arrival
+            for slot in group.slots
+            if slot.ended is not None
+        )
+
+    return sorted(whole, key=finished_at)
+
+
+def _orphans(episodes: Iterable[EpisodeRow], groups: Sequence[Group]) -> list[str]:
+    wanted = {
+        slot.ended.episode_id for group in groups for slot in group.slots if slot.ended is not None
+    }
+    return [
+        row.episode_id
+        for row in episodes
+        if row.purpose == Purpose.TRAIN
+        and row.consumed_by is None
+        and not row.excluded
+        and row.episode_id not in wanted
+    ]
 
 
 def _group(
     order: LeaseOrder,
     index: int,
-    attempts: dict[str, list[Attempt]],
-    ended: dict[str, EndedEpisode],
+    attempts: Mapping[str, list[Attempt]],
+    ended: Mapping[str, EndedEpisode],
     consumed: set[str],
     max_attempts: int,
 ) -> Group | None:

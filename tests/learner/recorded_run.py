@@ -10,7 +10,8 @@ from capo.configs.schema import RunConfig
 from capo.learner import results
 from capo.learner.checkpoint import Checkpoints
 from capo.learner.episodes import Episode
-from capo.learner.run_file import GrantedLease, RunFile
+from capo.learner.run_file import RunFile
+from capo.learner.run_leases import GrantedLease
 from capo.learner.run_reader import RunReader
 from capo.learner.trainer import Trainer
 from capo.protocol.messages import Delivery

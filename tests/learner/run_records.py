@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from capo.learner.run_file import GrantedLease, RunFile
+from capo.learner.run_file import RunFile
+from capo.learner.run_leases import GrantedLease
 from capo.protocol.messages import Delivery
 from capo.protocol.records import (
     EpisodeEnd,

@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from capo.learner.run_endings import EndedEpisode
 from capo.learner.run_file import RunFile
-from capo.learner.run_ingest import EndedEpisode
 from capo.learner.run_reader import RunReader
 from capo.learner.scheduler import Scheduler
 from capo.learner.scheduler_rules import SchedulerRules

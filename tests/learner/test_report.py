@@ -13,7 +13,8 @@ from capo.configs.load import to_json
 from capo.learner.evaluation_round import ModeResult
 from capo.learner.report import report_lines
 from capo.learner.run_export import export_lines
-from capo.learner.run_file import Note, RunFile
+from capo.learner.run_file import RunFile
+from capo.learner.run_leases import Note
 from capo.learner.run_plot import plot_run
 from capo.learner.run_reader import RunReader
 from capo.learner.text_table import text_table

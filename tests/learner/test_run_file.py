@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from capo.learner.run_file import Note, RunFile
-from capo.learner.run_ingest import EpisodeLimits
+from capo.learner.run_endings import EpisodeLimits
+from capo.learner.run_file import RunFile
+from capo.learner.run_leases import Note
 from capo.learner.run_reader import RunReader
 from capo.protocol.errors import ProtocolError, RunFileError, StorageFullError
 from capo.protocol.messages import Delivery
