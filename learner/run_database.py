@@ -176,6 +176,8 @@ def _translated(path: Path, error: sqlite3.Error) -> RunFileError:
         )
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return _damaged(path, str(error))
+    if str(error).startswith("Could not decode"):  # bytes of a text column were changed
+        return _damaged(path, "a text in it is none")
     if primary == sqlite3.SQLITE_BUSY:
         return RunFileError(f"{path} was locked for 30 s by another program: close it, then retry.")
     if primary == sqlite3.SQLITE_CANTOPEN:

@@ -571,3 +571,12 @@ RunFile.create(Path({str(tmp_path / "run")!r}), {{"run_id": "r", "config": "c"}}
     RunFile.open(tmp_path / "run").close()
     with RunReader(tmp_path / "run") as reader:
         assert reader.facts() == {"run_id": "r", "config": "c"}
+
+
+def test_a_text_whose_bytes_were_changed_is_a_damaged_file(run_file):
+    connection = sqlite3.connect(run_file.path)
+    connection.execute("UPDATE run SET value = CAST(x'ff61' AS TEXT)")
+    connection.commit()
+    connection.close()
+    with read(run_file) as reader, pytest.raises(RunFileError, match="damaged"):
+        reader.facts()
