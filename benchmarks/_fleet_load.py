@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from capo.protocol.frames import encode, size_of
 from capo.protocol.messages import Delivery
@@ -65,15 +66,29 @@ class Load(Struct, frozen=True, kw_only=True, dict=True):
 
     def round(self) -> list[Delivery]:
         """The deliveries in which as many episodes as one delivery holds are played from start to
-        end: for transports that know no leases."""
-        return [
+        end: for transports that know no leases. No two steps share an array, or pickle would send
+        it once."""
+        deliveries = [
             self.delivery(
                 index + 1, [(f"t{n:08d}.1", index) for n in range(self.steps_per_delivery)]
             )
             for index in range(STEPS_PER_EPISODE)
+        ]
+        return [
+            replace(delivery, steps=tuple(_own_arrays(step) for step in delivery.steps))
+            for delivery in deliveries
         ]
 
     def bytes_per_step(self) -> float:
         deliveries = self.round()
         num_steps = sum(len(delivery.steps) for delivery in deliveries)
         return sum(size_of(encode(delivery)) for delivery in deliveries) / num_steps
+
+
+def _own_arrays(step: Step) -> Step:
+    return replace(
+        step,
+        observation=step.observation.copy(),
+        action=step.action.copy(),
+        behaviour_logprobs=step.behaviour_logprobs.copy(),
+    )
