@@ -85,6 +85,7 @@ def test_an_engines_fault_ends_its_episode_and_the_run_goes_on(start_fleet, faul
 def test_an_engine_that_dies_ends_its_actor_and_others_play_on(start_fleet):
     fleet = start_fleet(*SHORT)
     doomed = fleet.add_actor(fault="die", fault_every=8)
+    doomed.doomed = True
     fleet.wait(
         lambda: doomed.process.exit_code is not None or fleet.updates() == UPDATES, "it died"
     )
