@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from capo.learner.status_file import ActorStatus
 from capo.learner.weights import BroadcastReport
+from capo.protocol.link import LAST_RETRY_S
 from capo.protocol.messages import ActorHeartbeat, Hello
 
 RETURN_GRACE = 4.0  # an actor from before a restart has so many `dead_after_s` to come back
@@ -64,7 +65,8 @@ class ActorBook:
         self._dead_after_s = dead_after_s
         self._expected = dict.fromkeys(holders, now + RETURN_GRACE * dead_after_s)
         self._returning = set(before)  # not seen since this learner began
-        self._return_until = now + dead_after_s
+        # Long enough for an actor that waits for its next attempt to connect.
+        self._return_until = now + dead_after_s + 2 * LAST_RETRY_S
 
     def join(self, hello: Hello, playing: set[str], now: float) -> bool:
         """An actor is connected, and plays these episodes. Returns whether it was already."""

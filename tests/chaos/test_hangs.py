@@ -68,7 +68,17 @@ def test_a_dead_learner_is_not_reported_as_working(start_fleet):
     fleet.learner.wait_for("listens")
     told(fleet, "waits for the batch")
     fleet.learner.kill()
+    text = told(fleet, "No learner is at work")
+    assert f"capo run --resume {fleet.run_dir}" in text
+
+
+def test_a_frozen_learner_is_reported_as_silent(start_fleet):
+    fleet = start_fleet()
+    fleet.learner.wait_for("listens")
+    told(fleet, "waits for the batch")
+    fleet.learner.signal(signal.SIGSTOP)
     text = told(fleet, "has not reported for")
+    fleet.learner.signal(signal.SIGCONT)
     assert f"pid {fleet.learner.pid}" in text
 
 

@@ -2,6 +2,7 @@
 
 from capo.learner.actor_book import RECONNECTED, RETRY_WEIGHTS_S, RETURN_GRACE, ActorBook, refusal
 from capo.learner.weights import BroadcastReport
+from capo.protocol.link import LAST_RETRY_S
 from capo.protocol.messages import ActorHeartbeat
 from tests.protocol.wire import make_hello
 
@@ -93,8 +94,9 @@ def test_holders_that_do_not_come_back_are_told_once() -> None:
 
 def test_an_actor_of_before_may_return_for_a_while_unless_it_has() -> None:
     actors = book(before=("ann",))
-    assert actors.may_return(DEAD_AFTER_S - 0.1)
-    assert not actors.may_return(DEAD_AFTER_S)
+    limit = DEAD_AFTER_S + 2 * LAST_RETRY_S
+    assert actors.may_return(limit - 0.1)
+    assert not actors.may_return(limit)
     assert not join(actors, "ann")
     assert not actors.may_return(0.0)
     assert join(actors, "ann")  # a new connection of one that is connected
