@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from capo.learner.journal import Journal
 from capo.learner.lease_book import Group, Slot
 from capo.learner.lease_order import LeaseOrder
+from capo.learner.run_endings import EndedEpisode
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.learner.staleness import in_time, is_stale, may_start
 
@@ -80,9 +81,10 @@ class LeasePool:
     def finished(self, slot: Slot) -> None:
         """The newest attempt yielded an episode."""
         group = self._groups[slot.plan.group_id]
-        if group.whole:
+        if group.whole and self._is_stale(group):
+            self._drop(group, "")
+        elif group.whole:
             self.ready.append(group)
-            self._drop_stale()
 
     def has_batch(self) -> bool:
         return len(self.ready) * self._rules.group_size >= self._rules.batch_episodes
@@ -125,7 +127,7 @@ class LeasePool:
         for slot in group.slots:
             if slot.ended is None:
                 self._journal.retire(slot, reason)
-            elif self._is_stale(slot):
+            elif self._too_old(slot.ended):
                 self._journal.exclude(slot.ended.episode_id, "stale")
                 self._journal.stale_tokens.append(slot.ended.num_action_tokens)
             else:
@@ -133,13 +135,14 @@ class LeasePool:
         self._close(group)
 
     def _drop_stale(self) -> None:
-        for group in list(self.ready):
-            if any(self._is_stale(slot) for slot in group.slots):
-                self._drop(group, "")
+        """What was young enough for the batch before may be too old for this one."""
+        for group in [group for group in self.ready if self._is_stale(group)]:
+            self._drop(group, "")
 
-    def _is_stale(self, slot: Slot) -> bool:
-        return (
-            slot.ended is not None
-            and slot.ended.min_version is not None
-            and is_stale(slot.ended.min_version, self.batches, self._rules.max_staleness)
+    def _is_stale(self, group: Group) -> bool:
+        return any(slot.ended is not None and self._too_old(slot.ended) for slot in group.slots)
+
+    def _too_old(self, ended: EndedEpisode) -> bool:
+        return ended.min_version is not None and is_stale(
+            ended.min_version, self.batches, self._rules.max_staleness
         )

@@ -44,7 +44,8 @@ def step_fault(step: Step, vocabulary_size: int) -> str:
 
 def _unknown_token(vocabulary_size: int, *tokens: IntArray) -> str:
     for part in tokens:
-        if len(part) and not (part.min() >= 0 and part.max() < vocabulary_size):
+        # As unsigned numbers negative ones are large: one pass finds both kinds.
+        if len(part) and np.maximum.reduce(part.view(np.uint32)) >= vocabulary_size:
             return f"a token id is not in the vocabulary of {vocabulary_size}"
     return ""
 

@@ -197,7 +197,7 @@ def _check_finite(name: str, value: float) -> None:
 
 def _check_tokens(name: str, tokens: IntArray) -> None:
     _check_vector(name, tokens, INT32)
-    if tokens.size and tokens.min() < 0:
+    if tokens.size and np.minimum.reduce(tokens) < 0:
         raise _Fault(f"{name} has the negative token id {tokens.min()}")
 
 
