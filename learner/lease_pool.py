@@ -81,10 +81,10 @@ class LeasePool:
     def finished(self, slot: Slot) -> None:
         """The newest attempt yielded an episode."""
         group = self._groups[slot.plan.group_id]
-        if group.whole and self._is_stale(group):
-            self._drop(group, "")
-        elif group.whole:
+        if group.whole:
             self.ready.append(group)
+            if self._is_stale(group):
+                self._drop(group, "")
 
     def has_batch(self) -> bool:
         return len(self.ready) * self._rules.group_size >= self._rules.batch_episodes
