@@ -5,8 +5,10 @@ WeightSyncError if only a control call failed. Knows neither actions nor policy 
 """
 
 import asyncio
+import contextlib
 import gc
 import time
+from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
 
@@ -18,10 +20,12 @@ POLL_S = 0.004
 
 
 class VllmCore:
-    """Owns `llm`. `broken` once set stays set."""
+    """Owns `llm`. `broken` once set stays set. An engine that does not carry out an order within
+    `limit_s` seconds hangs, and is broken."""
 
-    def __init__(self, llm: Any) -> None:
+    def __init__(self, llm: Any, limit_s: float) -> None:
         self.llm = llm
+        self._limit_s = limit_s
         self._broken = ""
         self._next_request = count()
         self._requests: set[str] = set()
@@ -59,22 +63,38 @@ class VllmCore:
             raise EngineError("the engine ended a request without an answer")
         return result
 
-    async def call(self, call: Any) -> Any:
-        """A control call. EngineError if the engine is dead, WeightSyncError if only it failed."""
+    async def call(self, what: str, call: Any, more_s: float = 0.0) -> Any:
+        """A control call, which may take `more_s` longer than others. EngineError if the engine is
+        dead or hangs, WeightSyncError if only the call failed."""
+        async with self.limited(what, more_s):
+            try:
+                return await call
+            except Exception as error:  # vLLM wraps a worker's exception in classes without a base
+                if self.llm.errored:
+                    raise EngineError(
+                        f"the inference engine died when it had to {what}: {error}"
+                    ) from error
+                raise WeightSyncError(f"the engine could not {what}: {error}") from error
+
+    @contextlib.asynccontextmanager
+    async def limited(self, what: str, more_s: float = 0.0) -> AsyncIterator[None]:
+        """EngineError, and `broken`, when the block takes longer than an order may."""
+        limit_s = self._limit_s + more_s
         try:
-            return await call
-        except Exception as error:  # vLLM wraps a worker's exception in classes without a base
-            if self.llm.errored:
-                raise EngineError(
-                    f"the inference engine died in a weight update: {error}"
-                ) from error
-            raise WeightSyncError(f"the engine could not do its part: {error}") from error
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            self.give_up(f"the inference engine hangs: it did not {what} within {limit_s:g} s")
+            await self.end_requests_if_broken()
+            raise EngineError(self.broken) from None
 
     async def finished(self, what: str, timeout_s: float) -> None:
         """Wait for what the workers do in a thread. Their own limit comes first."""
         deadline = time.monotonic() + timeout_s + 5.0
         while True:
-            states = await self.call(self.llm.collective_rpc("capo_state"))
+            states = await self.call(
+                f"tell how it is with {what}", self.llm.collective_rpc("capo_state")
+            )
             for state in states:
                 if state["error"] and not state["reached"]:
                     raise UnreachableStoreError(state["error"])

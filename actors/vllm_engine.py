@@ -21,11 +21,12 @@ from capo.protocol.records import IntArray
 class VllmEngine:
     """Owns one AsyncLLM. `broken` once set stays set: the actor has to end."""
 
-    def __init__(self, llm: Any, workers: int, start_s: float) -> None:
+    def __init__(self, llm: Any, workers: int, start_s: float, limit_s: float) -> None:
+        """`workers`: ranks in a weight group. `limit_s`: for every order, then the engine hangs."""
         self.start_s = start_s
         self.version = -1
         self.workers = workers
-        self._core = VllmCore(llm)
+        self._core = VllmCore(llm, limit_s)
         self._verified = asyncio.Event()  # unset while weights are in but not yet checked
         self._verified.set()
         self._updating = asyncio.Lock()
@@ -60,7 +61,9 @@ class VllmEngine:
     async def record_entropies(self) -> None:
         """From now on samples carry the entropy of the distribution that each token came from."""
         try:
-            await self._core.call(self._core.llm.collective_rpc("capo_record_entropies"))
+            await self._core.call(
+                "record entropies", self._core.llm.collective_rpc("capo_record_entropies")
+            )
         except WeightSyncError as error:
             raise EngineError(f"this engine cannot record entropies: {error}") from error
         self._columns = ENTROPY_COLUMNS
@@ -81,7 +84,8 @@ class VllmEngine:
                     "timeout_s": form.timeout_s,
                 }
             )
-            await self._core.call(self._core.llm.init_weight_transfer_engine(request))
+            joining = self._core.llm.init_weight_transfer_engine(request)
+            await self._core.call("join a weight group", joining, form.timeout_s)
             await self._core.finished(f"weight group {form.epoch}", form.timeout_s)
             self._group = form
 
@@ -114,23 +118,27 @@ class VllmEngine:
             "checksum": update.checksum,
             "timeout_s": update.timeout_s,
         }
-        await core.call(core.llm.collective_rpc("capo_stage", args=(info,)))
+        staging = core.llm.collective_rpc("capo_stage", args=(info,))
+        await core.call("make room for weights", staging)
         await core.finished(f"weights of version {update.version}", update.timeout_s)
 
         self._verified.clear()
         try:
             paused_at = time.monotonic()
-            await core.call(core.llm.pause_generation(mode="keep", clear_cache=True))
-            await core.call(core.llm.start_weight_update())
+            await core.call("pause", core.llm.pause_generation(mode="keep", clear_cache=True))
+            await core.call("begin with new weights", core.llm.start_weight_update())
             # Over NCCL the weights come now: when that breaks off, the engine stays paused.
-            await core.call(core.llm.update_weights(WeightTransferUpdateRequest(update_info=info)))
+            taking = core.llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            await core.call("take the weights", taking, update.timeout_s)
+            finishing = core.llm.finish_weight_update(weight_version=str(update.version))
             try:
-                await core.call(core.llm.finish_weight_update(weight_version=str(update.version)))
+                await core.call("finish the weights", finishing)
             except WeightSyncError as error:
                 raise EngineError(f"the model does not take the weights: {error}") from error
-            await core.call(core.llm.resume_generation())
+            await core.call("resume", core.llm.resume_generation())
             pause_s = time.monotonic() - paused_at
-            logprobs = await prompt_logprobs(core, update.probe)
+            async with core.limited("answer the probe"):
+                logprobs = await prompt_logprobs(core, update.probe)
             complaint = probe_complaint(logprobs, update)
             if complaint:
                 core.give_up(complaint)

@@ -45,7 +45,12 @@ async def start_engine(setup: ActorSetup, rollout: RolloutConfig, folder: Path) 
         await asyncio.to_thread(_start_llm, setup, rollout, folder, started_llm)
     except (RuntimeError, ValueError, OSError, ImportError) as error:
         raise EngineError(f"vLLM did not start: {error}") from error
-    engine = VllmEngine(started_llm.pop(), rollout.tensor_parallel_size, time.monotonic() - started)
+    engine = VllmEngine(
+        started_llm.pop(),
+        rollout.tensor_parallel_size,
+        start_s=time.monotonic() - started,
+        limit_s=rollout.engine_timeout_s,
+    )
     if rollout.record_entropy:
         await engine.record_entropies()
     return engine

@@ -248,6 +248,11 @@ class Worker:
             self._waiting_for = what
             self._progress(f"waiting for {what}" if what else "playing")
 
+    def _blocked(self) -> str:
+        """What stands in the way of episodes that are in play."""
+        waiting = self._client.num_waiting
+        return f"the learner to commit, {waiting} deliveries wait" if waiting else ""
+
     def _hello(self) -> Hello:
         return Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -269,7 +274,7 @@ class Worker:
     def _heartbeat(self) -> ActorHeartbeat:
         return ActorHeartbeat(
             running=len(self._playing),
-            waiting_for=self._waiting_for,
+            waiting_for=self._waiting_for or self._blocked(),
             ready=self._engine is not None,
             held_leases=self._held(),
             metrics=self._counts.metrics(time.monotonic()),

@@ -60,7 +60,7 @@ class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     concurrency: int = 64  # episodes at once per actor
     on_overlong: Literal["end", "drop_oldest"] = "end"  # a prompt that leaves no room for an action
     env_timeout_s: float = 60.0  # one reset or step
-    engine_timeout_s: float = 600.0  # one action
+    engine_timeout_s: float = 600.0  # one action, or one order to the engine
     record_entropy: bool = False
     gpu_memory_utilization: float = 0.85
     kv_cache_gib: float = 1.0  # on CPUs

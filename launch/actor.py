@@ -8,53 +8,34 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import uvloop
 
+from capo.launch.address import check_address, keys_for
 from capo.launch.diagnosis import tasks_on_sigquit
 from capo.protocol.errors import ConfigError
-from capo.protocol.keys import is_loopback
+from capo.protocol.keys import ActorKeys
 
 EXIT_INTERRUPTED = 130
 
 
 def command(args: argparse.Namespace) -> int:
     check_address(args.connect)
-    if not (args.keys or args.insecure or is_loopback(args.connect)):
-        raise ConfigError(
-            f"{args.connect} is another machine, and whoever answers there is believed: give the "
-            "key file from capo keygen with --keys, or --insecure on a network you trust."
-        )
+    keys = keys_for(args.connect, args.keys, args.insecure)
     if args.capacity < 0:
         raise ConfigError(f"--capacity must not be negative, got {args.capacity}.")
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_work(args))
+        return runner.run(_work(args, keys))
 
 
-def check_address(address: str) -> None:
-    """Raises ConfigError unless `address` is tcp://HOST:PORT."""
-    try:
-        parts = urlsplit(address)
-        good = parts.scheme == "tcp" and bool(parts.hostname) and bool(parts.port)
-    except ValueError:
-        good = False
-    if not good:
-        raise ConfigError(
-            f"--connect takes the address that a learner prints, tcp://HOST:PORT; got {address!r}."
-        )
-
-
-async def _work(args: argparse.Namespace) -> int:
+async def _work(args: argparse.Namespace, keys: ActorKeys | None) -> int:
     from capo.actors.vllm_engine import VllmEngine
     from capo.actors.vllm_start import start_engine, transports
     from capo.actors.worker import Worker
     from capo.configs.schema import RolloutConfig
-    from capo.protocol.keys import load_actor_keys
     from capo.protocol.messages import ActorSetup
 
-    keys = load_actor_keys(Path(args.keys)) if args.keys else None
     with tempfile.TemporaryDirectory(prefix="capo-actor-") as scratch:
 
         async def start(setup: ActorSetup, rollout: RolloutConfig) -> VllmEngine:

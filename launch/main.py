@@ -88,10 +88,7 @@ def _add_training(add: _AddParser) -> None:
     actor.add_argument("--connect", required=True, metavar="ADDRESS", help="tcp://HOST:PORT")
     actor.add_argument("--name", default="", help="what reports call it (default: host and pid)")
     actor.add_argument("--capacity", type=int, default=0, help="episodes at once (default: config)")
-    actor.add_argument("--keys", default="", metavar="FILE", help="key file from capo keygen")
-    actor.add_argument(
-        "--insecure", action="store_true", help="speak in clear with another machine"
-    )
+    _add_keys(actor)
     actor.add_argument(
         "--give-up-after",
         type=float,
@@ -127,7 +124,8 @@ def _add_tools(add: _AddParser) -> None:
     _add_overrides(check)
 
     status = add("status", help="who waits for whom, and since when")
-    status.add_argument("run", metavar="RUN", help=_RUN)
+    status.add_argument("run", metavar="RUN|ADDRESS", help=f"{_RUN}, or a learner's address")
+    _add_keys(status)
 
     keygen = add("keygen", help="make the keys of a learner and its actors")
     keygen.add_argument("--add", metavar="NAME", help="one more actor's key in an existing folder")
@@ -139,6 +137,13 @@ def _add_tools(add: _AddParser) -> None:
     convert = add("convert", help="a GGUF model file to a Hugging Face folder")
     convert.add_argument("gguf", help="the .gguf file")
     convert.add_argument("folder", help="where the converted model goes")
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keys", default="", metavar="FILE", help="key file from capo keygen")
+    parser.add_argument(
+        "--insecure", action="store_true", help="speak in clear with another machine"
+    )
 
 
 def _add_overrides(parser: argparse.ArgumentParser, help_text: str = "change one value") -> None:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from capo.protocol.errors import CapoError
-
 STOP_GRACE_S = 20.0
 
 
@@ -93,19 +91,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def wait_for_file(path: Path, child: Child, timeout_s: float) -> None:
-    """Wait until `child` has written `path`.
-
-    Raises:
-        CapoError: the child ended or did not write it in time; says which.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not path.exists():
-        code = child.exit_code()
-        if code is not None:
-            raise CapoError(f"the {child.name} ended with exit code {code} before it was ready.")
-        if time.monotonic() > deadline:
-            raise CapoError(f"the {child.name} was not ready after {timeout_s:.0f} s.")
-        time.sleep(0.05)

@@ -1,14 +1,25 @@
-"""`capo status RUN`: who waits for whom, and since when; or that no learner is at work there."""
+"""`capo status RUN|ADDRESS`: who waits for whom, and since when; or that no learner is at work.
+
+A run's folder holds what its learner wrote last, an address asks the learner itself.
+"""
 
 import argparse
 import fcntl
 from pathlib import Path
 
+import msgspec
+
+from capo.launch.address import check_address, keys_for
 from capo.learner.run_reader import RunReader
-from capo.learner.status_file import read_status, status_lines
+from capo.learner.status_file import LearnerStatus, read_status, status_lines
+from capo.protocol.errors import CapoError
+from capo.protocol.status_query import ask_status
 
 
 def command(args: argparse.Namespace) -> int:
+    if "://" in args.run:
+        print_status_of(args.run, args.keys, args.insecure)
+        return 0
     run_dir = Path(args.run)
     with RunReader(run_dir) as reader:
         done = sum(update.status == "done" for update in reader.updates())
@@ -23,6 +34,19 @@ def command(args: argparse.Namespace) -> int:
             f"capo run --resume {run_dir}"
         )
     return 0
+
+
+def print_status_of(address: str, key_file: str, insecure: bool) -> None:
+    check_address(address)
+    answer = ask_status(address, keys_for(address, key_file, insecure))
+    try:
+        status = msgspec.json.decode(answer, type=LearnerStatus)
+    except msgspec.DecodeError as error:
+        raise CapoError(
+            f"the learner at {address} tells its status in another form ({error}); use the "
+            "capo-rl version that it runs."
+        ) from None
+    print("\n".join(status_lines(status, now=status.written_at)))  # clocks may differ
 
 
 def learner_is_running(run_dir: Path) -> bool:

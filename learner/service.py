@@ -19,6 +19,7 @@ from capo.learner.drain import send_home
 from capo.learner.run_endings import EpisodeLimits
 from capo.learner.run_file import RunFile
 from capo.learner.scheduler import Scheduler
+from capo.learner.scheduler_status import Wait
 from capo.learner.status_file import ActorStatus, LearnerStatus, write_status
 from capo.learner.weights import BroadcastReport, WeightBroadcaster
 from capo.protocol.errors import StorageFullError
@@ -45,6 +46,7 @@ from capo.protocol.server import Server
 logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
+SLOW_COMMIT_S = 1.0  # beyond it somebody may want to look at the disk
 
 
 class Service:
@@ -165,6 +167,9 @@ class Service:
             if overdue:
                 self._scheduler.not_received(actor_id, overdue)
 
+    def report(self) -> bytes:
+        return msgspec.json.encode(self.status())
+
     def lost(self, actor_id: str, reason: str) -> None:
         with self._lock:
             actor = self._book.leave(actor_id)
@@ -257,6 +262,10 @@ class Service:
         what, since = self._doing
         with self._lock:
             broadcaster = self._broadcaster
+        waits = list(broadcaster.waits()) if broadcaster is not None else []
+        if (commit_s := self._server.commit_s) > SLOW_COMMIT_S:
+            disk = f"the disk of {self._run_file.path}"
+            waits.append(Wait(who="the commit of deliveries", whom=disk, since_s=commit_s))
         return LearnerStatus(
             written_at=time.time(),
             pid=os.getpid(),
@@ -264,7 +273,7 @@ class Service:
             doing_s=self._clock() - since,
             scheduler=self._scheduler.status(),
             actors=self.actors(),
-            waits=tuple(broadcaster.waits()) if broadcaster is not None else (),
+            waits=tuple(waits),
         )
 
     def announce(self, version: int, paused: str = "") -> None:

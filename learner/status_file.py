@@ -40,7 +40,7 @@ class LearnerStatus(Struct, frozen=True, kw_only=True):
     doing_s: float
     scheduler: SchedulerStatus
     actors: tuple[ActorStatus, ...]
-    waits: tuple[Wait, ...] = ()  # of a broadcast that goes on
+    waits: tuple[Wait, ...] = ()  # of a broadcast or a slow commit that goes on
 
 
 def write_status(run_dir: Path, status: LearnerStatus) -> None:

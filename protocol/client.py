@@ -190,6 +190,11 @@ class ActorClient:
         """Ids of the episodes whose end was delivered but is not acked yet."""
         return self._outbox.unacked_ends
 
+    @property
+    def num_waiting(self) -> int:
+        """Deliveries that do not fit into the window: the learner has to commit earlier ones."""
+        return self._outbox.num_waiting
+
     async def flush(self, timeout_s: float) -> None:
         """Return when everything delivered is acked; raises PeerLostError after `timeout_s`."""
         try:

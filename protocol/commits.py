@@ -5,6 +5,7 @@ Knows no actor's state and no socket; says through `committed` what is durable, 
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,7 @@ class GroupCommit:
         self._idle.set()
         self.pending_bytes = 0
         self.paused = ""
+        self.begun_at: float | None = None  # by time.monotonic, of the commit that is going on
 
     def add(self, actor_id: str, delivery: Delivery, num_bytes: int) -> None:
         self._waiting.append((actor_id, delivery))
@@ -57,7 +59,9 @@ class GroupCommit:
         while True:
             await self._arrived.wait()
             group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_GROUP))]
+            self.begun_at = time.monotonic()
             await self._write(group)
+            self.begun_at = None
             for _ in group:
                 self.pending_bytes -= self._sizes.popleft()
             if not self._waiting:

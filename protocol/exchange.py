@@ -23,6 +23,8 @@ from capo.protocol.messages import (
     LearnerHeartbeat,
     Refused,
     Reintroduce,
+    StatusReport,
+    StatusRequest,
     ToLearner,
 )
 from capo.protocol.sessions import MAX_OUTGOING, Session, Verdict
@@ -101,6 +103,8 @@ class Exchange:
             message = self._decoder.decode(frames)
             if isinstance(message, Hello):
                 self._hello(identity, message)
+            elif isinstance(message, StatusRequest):
+                self._send_once(identity, encode(StatusReport(status=self._handler.report())))
             elif session is None:
                 self._stranger(identity, message)
             else:

@@ -32,7 +32,11 @@ class Handler(Protocol):
         ...
 
     def control(self, actor_id: str, message: ToLearner) -> None:
-        """Anything but Hello, Delivery and Goodbye."""
+        """Anything but Hello, Delivery, StatusRequest and Goodbye."""
+        ...
+
+    def report(self) -> bytes:
+        """The answer to a StatusRequest, which may come from anybody who may connect."""
         ...
 
     def lost(self, actor_id: str, reason: str) -> None:

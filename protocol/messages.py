@@ -75,6 +75,10 @@ class Goodbye(Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class StatusRequest(Struct, frozen=True, kw_only=True, tag=True):
+    """Who waits for whom? Whoever may connect may ask, and needs no Hello for it."""
+
+
 class ActorSetup(Struct, frozen=True, kw_only=True):
     """Everything an actor needs that it did not bring itself."""
 
@@ -161,6 +165,12 @@ class UpdateWeights(Struct, frozen=True, kw_only=True, tag=True):
     timeout_s: float
 
 
+class StatusReport(Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to StatusRequest."""
+
+    status: bytes  # JSON of learner.status_file.LearnerStatus
+
+
 class Drain(Struct, frozen=True, kw_only=True, tag=True):
     """Finish what you play, deliver it, say Goodbye. `abort`: drop what you play instead."""
 
@@ -169,7 +179,15 @@ class Drain(Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToLearner = (
-    Hello | Ready | Delivery | ActorHeartbeat | GroupAccept | GroupFormed | WeightsReport | Goodbye
+    Hello
+    | Ready
+    | Delivery
+    | ActorHeartbeat
+    | GroupAccept
+    | GroupFormed
+    | WeightsReport
+    | Goodbye
+    | StatusRequest
 )
 ToActor = (
     Welcome
@@ -182,5 +200,6 @@ ToActor = (
     | GroupInvite
     | GroupForm
     | UpdateWeights
+    | StatusReport
     | Drain
 )

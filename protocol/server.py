@@ -94,6 +94,12 @@ class Server:
         """Why deliveries wait for the disk at present, "" if they do not."""
         return self._exchange.commits.paused if self._started.is_set() else ""
 
+    @property
+    def commit_s(self) -> float:
+        """How long the commit that is going on has taken so far, 0 if there is none."""
+        begun_at = self._exchange.commits.begun_at if self._started.is_set() else None
+        return 0.0 if begun_at is None else time.monotonic() - begun_at
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Commit and ack what came in, then stop. Raises what the server failed with."""
         if self._thread.ident is None:

@@ -335,6 +335,26 @@ def test_a_failed_probe_stops_the_engine_and_what_it_was_sampling(
             attempt.result(60)
 
 
+def test_an_engine_that_hangs_is_given_up_by_name_of_the_order_it_hung_in(
+    engine_world: EngineWorld,
+) -> None:
+    engine = engine_world.engine
+    engine._core._broken = ""
+    engine._core._limit_s = 2.0
+    (core,) = engine._core.llm.engine_core.resources.engine_manager.processes
+    os.kill(core.pid, signal.SIGSTOP)
+    try:
+        sampling = engine_world.generate(PROMPT)
+        told = "hangs: it did not record entropies within 2 s"
+        with pytest.raises(EngineError, match=told):
+            engine_world.run(engine.record_entropies(), timeout_s=30)
+        assert told in engine.broken
+        with pytest.raises(EngineError, match=told):  # what was being sampled does not wait on
+            sampling.result(30)
+    finally:
+        os.kill(core.pid, signal.SIGCONT)
+
+
 def test_a_killed_engine_process_is_noticed_without_a_request(engine_world: EngineWorld) -> None:
     engine_world.engine._core._broken = ""
     (core,) = engine_world.engine._core.llm.engine_core.resources.engine_manager.processes

@@ -1,6 +1,7 @@
 """An actor against a real server over loopback; engine and environment are scripted."""
 
 import asyncio
+import threading
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from capo.configs.schema import RolloutConfig
 from capo.envs.api import Options
 from capo.protocol.errors import CapoError, EngineError, RefusedError
 from capo.protocol.messages import (
+    ActorHeartbeat,
     ActorSetup,
     Delivery,
     Drain,
@@ -76,6 +78,8 @@ class Learner:
         self.steps: list[Step] = []
         self.ends: list[EpisodeEnd] = []
         self.last = 0
+        self.gate = threading.Event()  # commits are made while it is set
+        self.gate.set()
         self.gone: list[str] = []
         self.server = Server("tcp://127.0.0.1:0", self)
         self.address = self.server.start()
@@ -95,6 +99,7 @@ class Learner:
         )
 
     def commit(self, deliveries: list[tuple[str, Delivery]]) -> None:
+        assert self.gate.wait(20)
         for _, delivery in deliveries:
             self.last = delivery.sequence
             self.steps += delivery.steps
@@ -105,6 +110,9 @@ class Learner:
 
     def lost(self, actor_id: str, reason: str) -> None:
         self.gone.append(reason)
+
+    def report(self) -> bytes:
+        return b"{}"
 
     def tick(self) -> None:
         pass
@@ -466,5 +474,24 @@ def test_people_see_what_it_waits_for(setup, word_tokenizer) -> None:
             places = [world.lines.index(f"waiting for {what}") for what in order]
             assert places == sorted(places)
             assert "playing" in world.lines
+
+    asyncio.run(scenario())
+
+
+def test_the_learner_hears_when_its_commits_are_waited_for(setup, word_tokenizer) -> None:
+    async def scenario() -> None:
+        async with World(setup, word_tokenizer, version=0) as world:
+            await world.ready()
+            world.learner.gate.clear()
+            world.learner.send(Grant(leases=tuple(lease(i) for i in range(5))))
+
+            def waits() -> bool:
+                beats = world.learner.told(ActorHeartbeat)
+                return any("the learner to commit" in beat.waiting_for for beat in beats)
+
+            await world.learner.until(waits, "it says so")
+            world.learner.gate.set()
+            assert len(await world.ends(5)) == 5
+            await world.leave()
 
     asyncio.run(scenario())

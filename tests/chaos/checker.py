@@ -196,14 +196,15 @@ def _check_leases(database: sqlite3.Connection, found: Findings, group_size: int
 
 
 def _check_versions(database: sqlite3.Connection, logs: Path, found: Findings) -> None:
-    """An engine's weights never go back, and neither do the versions inside an episode."""
+    """An engine's weights never go back, by its own word (scripted ones) and by what it reported,
+    and neither do the versions inside an episode."""
     num_broadcasts = 0
     checksums: dict[int, set[str]] = defaultdict(set)
-    for path in sorted(logs.glob("*.engine")):
+    for path in sorted([*logs.glob("*.engine"), *logs.glob("*.wire")]):
         before = -1
         for line in _lines(path):
             if line["event"] == "weights":
-                num_broadcasts += 1
+                num_broadcasts += path.suffix == ".wire"
                 checksums[line["version"]].add(line["checksum"])
                 found.require(
                     line["version"] >= before,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from capo.launch.processes import free_port
 from tests.chaos import scripted_actor
-from tests.chaos.forked import ROOT, Forked, capo
+from tests.chaos.processes import ROOT, Forked, Spawned, capo
 from tests.chaos.wire import Rates, Wire
 
 CONFIG = ROOT / "tests" / "chaos" / "chaos.toml"
@@ -28,10 +28,11 @@ def settings(*overrides: str) -> list[str]:
 @dataclass
 class Actor:
     name: str
-    process: Forked
+    process: Forked | Spawned
     wire: Wire
     stopped: bool = False
     doomed: bool = False  # the test expects it to end by itself
+    spared: bool = False  # it is not killed, though all else may happen to it
 
 
 class Fleet:
@@ -46,11 +47,18 @@ class Fleet:
         self.actors: list[Actor] = []
         self.random = random.Random(seed)
         self._overrides = overrides
+        chosen = dict(override.split("=", 1) for override in overrides)
+        self.dead_after_s = float(chosen.get("network.dead_after_s", DEAD_AFTER_S))
         self._port = free_port()
         self._started = 0
         self.resumes = 0
         os.environ["CAPO_CACHE"] = str(folder / "cache")
         self.learner = self._start_learner()
+
+    @property
+    def address(self) -> str:
+        """The learner's own, past all wires."""
+        return f"tcp://127.0.0.1:{self._port}"
 
     def __enter__(self) -> "Fleet":
         return self
@@ -74,18 +82,31 @@ class Fleet:
         return Forked(self.logs / "learner.log", capo, arguments)
 
     def add_actor(self, **keywords) -> Actor:
+        """An actor with a scripted engine, which is up at once."""
+        return self._start_actor(
+            lambda log, address, name: Forked(
+                log,
+                scripted_actor.run,
+                address,
+                name,
+                str(log.with_suffix(".engine")),
+                **{"token_s": 0.003, **keywords},
+            )
+        )
+
+    def add_vllm_actor(self) -> Actor:
+        """`capo actor` itself, with its vLLM engine; half a minute until that is up."""
+        return self._start_actor(
+            lambda log, address, name: Spawned(
+                log, "actor", "--connect", address, "--name", name, "--capacity", "4"
+            )
+        )
+
+    def _start_actor(self, start: Callable[[Path, str, str], Forked | Spawned]) -> Actor:
         name = f"actor-{self._started}"
         self._started += 1
         wire = Wire(name, self._port, self.logs / f"{name}.wire", seed=self._started)
-        process = Forked(
-            self.logs / f"{name}.log",
-            scripted_actor.run,
-            wire.address,
-            name,
-            str(self.logs / f"{name}.engine"),
-            **{"token_s": 0.003, **keywords},
-        )
-        actor = Actor(name, process, wire)
+        actor = Actor(name, start(self.logs / f"{name}.log", wire.address, name), wire)
         self.actors.append(actor)
         return actor
 
@@ -112,11 +133,8 @@ class Fleet:
         return bool(self.query("SELECT 1 FROM updates WHERE status = 'taken'"))
 
     def broadcasting(self) -> bool:
-        """Whether an engine began to receive weights just now, by its own word."""
-        return any(
-            path.read_bytes().rstrip().rpartition(b"\n")[2].startswith(b'{"event": "update"')
-            for path in self.logs.glob("*.engine")
-        )
+        """Whether an engine was told to receive weights and has not reported on them yet."""
+        return any(actor.wire.receiving for actor in self.actors)
 
     def saving(self) -> bool:
         return any((self.run_dir / "checkpoints").glob("*.tmp"))
@@ -156,7 +174,8 @@ class Fleet:
     # Faults
 
     def kill_actor(self) -> None:
-        actor = self.actors.pop(self.random.randrange(len(self.actors)))
+        actor = self.random.choice([actor for actor in self.actors if not actor.spared])
+        self.actors.remove(actor)
         actor.process.kill()
         actor.wire.close()
         self.injected["actor killed -9"] += 1
@@ -166,14 +185,14 @@ class Fleet:
         """SIGSTOP for longer than the learner waits."""
         actor = self.random.choice(self.actors)
         actor.process.signal(signal.SIGSTOP)
-        time.sleep(DEAD_AFTER_S + self.random.uniform(0.5, 2.0))
+        time.sleep(self.dead_after_s + self.random.uniform(0.5, 2.0))
         actor.process.signal(signal.SIGCONT)
         self.injected["actor frozen"] += 1
 
     def cut_actor(self) -> None:
         actor = self.random.choice(self.actors)
         actor.wire.cut()
-        time.sleep(self.random.choice((0.1, 0.5, DEAD_AFTER_S + 1.0)))
+        time.sleep(self.random.choice((0.1, 0.5, self.dead_after_s + 1.0)))
         actor.wire.heal()
         self.injected["network cut"] += 1
 
@@ -206,7 +225,7 @@ class Fleet:
         self.learner.kill()
         self.injected[f"learner killed -9 in {phase}"] += 1
         if self.random.random() < 0.3:
-            time.sleep(DEAD_AFTER_S + 1.0)  # long enough for actors to notice
+            time.sleep(self.dead_after_s + 1.0)  # long enough for actors to notice
         self.learner = self._start_learner()
 
     def messages_spoiled(self) -> Counter[str]:

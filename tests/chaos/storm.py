@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.checker import Findings, check
-from tests.chaos.fleet import Fleet
+from tests.chaos.fleet import HOPELESS_S, Fleet
 
 NUM_ACTORS = 3
 PHASES = ("ingest", "update", "checkpoint", "broadcast")
@@ -25,23 +25,12 @@ METHODS = {
 def storm(
     folder: Path, method: str, *, seconds: float, min_learner_kills: int, seed: int
 ) -> tuple[Findings, Fleet]:
-    """Torment a run for about `seconds`; every fault kind and phase happens at least once."""
-    rng = random.Random(seed)
+    """A run in a storm of about `seconds`, and what the checker found afterwards."""
     with Fleet(folder, seed, METHODS[method]) as fleet:
         for _ in range(NUM_ACTORS):
             fleet.add_actor()
         fleet.wait_for_updates(3, limit_s=180)
-        deadline = time.monotonic() + seconds
-        kills = 0
-        phases, faults = [], []
-        while time.monotonic() < deadline or kills < min_learner_kills:
-            faults = faults or rng.sample(ACTOR_FAULTS, len(ACTOR_FAULTS))
-            getattr(fleet, faults.pop())()
-            fleet.look()
-            phases = phases or rng.sample(PHASES, len(PHASES))
-            fleet.kill_learner(phases.pop())
-            kills += 1
-            fleet.wait_for_updates(rng.randint(1, 4))
+        torment(fleet, seconds=seconds, min_learner_kills=min_learner_kills, seed=seed)
         fleet.wait(fleet.settled, "the leases of dead actors were given to others")
         code = fleet.end()
         found = check(
@@ -58,6 +47,25 @@ def storm(
             "resumes": fleet.resumes,
         }
     return found, fleet
+
+
+def torment(
+    fleet: Fleet, *, seconds: float, min_learner_kills: int, seed: int, limit_s: float = HOPELESS_S
+) -> None:
+    """Every fault kind and phase at least once, in random order, for about `seconds`. The run must
+    make an update within `limit_s` after each."""
+    rng = random.Random(seed)
+    deadline = time.monotonic() + seconds
+    kills = 0
+    phases, faults = [], []
+    while time.monotonic() < deadline or kills < min_learner_kills:
+        faults = faults or rng.sample(ACTOR_FAULTS, len(ACTOR_FAULTS))
+        getattr(fleet, faults.pop())()
+        fleet.look()
+        phases = phases or rng.sample(PHASES, len(PHASES))
+        fleet.kill_learner(phases.pop())
+        kills += 1
+        fleet.wait_for_updates(rng.randint(1, 4), limit_s)
 
 
 def main() -> int:

@@ -3,17 +3,20 @@
 import signal
 import time
 
+from capo.launch.processes import free_port
 from tests.chaos.fleet import Fleet
-from tests.chaos.forked import Forked, capo
+from tests.chaos.processes import Forked, capo
 
 
-def told(fleet: Fleet, sentence: str, limit_s: float = 30.0) -> str:
-    """What `capo status RUN` prints, once it says `sentence`."""
+def told(fleet: Fleet, sentence: str, limit_s: float = 30.0, of: str = "") -> str:
+    """What `capo status RUN`, or status `of` an address, prints, once it says `sentence`."""
     deadline = time.monotonic() + limit_s
     number = 0
     while True:
         number += 1
-        asked = Forked(fleet.logs / f"status-{number}.log", capo, ["status", str(fleet.run_dir)])
+        asked = Forked(
+            fleet.logs / f"status-{number}.log", capo, ["status", of or str(fleet.run_dir)]
+        )
         asked.wait(30)
         if asked.exit_code == 0 and sentence in asked.text():
             return asked.text()
@@ -38,6 +41,24 @@ def test_a_frozen_actor_is_seen_as_silent_and_then_as_gone(start_fleet):
     told(fleet, "actors: none connected", limit_s=60)
     frozen.process.signal(signal.SIGCONT)
     fleet.wait_for_updates(2)
+
+
+def test_the_learner_itself_tells_over_the_network_who_waits_for_whom(start_fleet):
+    fleet = start_fleet("network.dead_after_s=20.0")
+    frozen = fleet.add_actor()
+    fleet.wait_for_updates(1)
+    frozen.process.signal(signal.SIGSTOP)
+    text = told(fleet, "silent for", of=fleet.address)
+    assert "the learner waits for" in text
+    assert "actor actor-0" in text
+    frozen.process.signal(signal.SIGCONT)
+    fleet.wait_for_updates(1)
+    fleet.learner.signal(signal.SIGSTOP)
+    asked = Forked(fleet.logs / "asked.log", capo, ["status", fleet.address])
+    assert asked.wait(30) == 1
+    assert "frozen or stuck" in asked.text()
+    fleet.learner.signal(signal.SIGCONT)
+    fleet.wait_for_updates(1)
 
 
 def test_a_broadcast_that_hangs_names_whom_it_waits_for(start_fleet):
@@ -92,3 +113,23 @@ def test_sigquit_prints_the_stacks_of_a_learner_and_it_goes_on(start_fleet):
     text = fleet.learner.text()
     assert text.count("Thread 0x") >= 1  # the server's and the writer's
     fleet.wait_for_updates(2)
+
+
+def test_sigquit_prints_the_stacks_and_tasks_of_an_actor_and_it_goes_on(tmp_path):
+    address = f"tcp://127.0.0.1:{free_port()}"
+    actor = Forked(tmp_path / "actor.log", capo, ["actor", "--connect", address, "--name", "lone"])
+    try:
+        actor.wait_for("waiting for the learner", timeout_s=120)
+        actor.signal(signal.SIGQUIT)
+        actor.wait_for("Current thread")
+        actor.wait_for("actors/worker.py", timeout_s=10)
+        assert "Stack for <Task" in actor.text()
+        asked = actor.text().count("waiting for the learner")
+        deadline = time.monotonic() + 60
+        while actor.text().count("waiting for the learner") == asked:
+            assert time.monotonic() < deadline, actor.tail()
+            time.sleep(0.2)
+        actor.signal(signal.SIGINT)
+        assert actor.wait(30) == 0
+    finally:
+        actor.kill()

@@ -8,7 +8,7 @@ import pytest
 
 from capo.launch.processes import free_port
 from tests.chaos.fleet import CONFIG, Fleet
-from tests.chaos.forked import Forked, capo
+from tests.chaos.processes import Forked, capo
 
 UPDATES = 6
 SYNCHRONOUS = (f"updates={UPDATES}", "scheduler.max_staleness=0", "checkpoint.keep_last=9")

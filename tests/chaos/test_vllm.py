@@ -1,120 +1,103 @@
-"""A learner that is killed comes back to a real engine: the same process, with new weights."""
+"""Real vLLM engines: some come and go while weights are sent, one stays through everything."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from capo.launch.processes import free_port
 from capo.learner.metrics_log import read_metrics
-from tests.chaos.fleet import CONFIG, ROOT
+from tests.chaos.checker import check
+from tests.chaos.fleet import Actor, Fleet
+from tests.chaos.storm import torment
 
 pytestmark = pytest.mark.slow
-UPDATES_EACH = 2
+
+REAL = (
+    "rollout.enforce_eager=true",
+    "model.tiny.head_dim=32",  # the smallest that vLLM's attention on CPUs takes
+    "network.dead_after_s=8.0",  # two cores, and an engine that starts takes both
+    "weight_sync.join_timeout_s=15.0",
+    "weight_sync.transfer_timeout_s=20.0",
+)
+PATIENCE_S = 240.0  # for one update, while engines start
+GUESTS = 10
 
 
-class Process:
-    """`capo ...` with its output in a file; killed with all that it started."""
-
-    def __init__(self, log: Path, *arguments: str) -> None:
-        self.log = log
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "CAPO_CACHE": str(log.parent / "cache"),
-        }
-        with log.open("ab") as output:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "capo.launch.main", *arguments],
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment,
-            )
-
-    def kill(self) -> None:
-        if self.popen.poll() is None:
-            os.killpg(self.popen.pid, signal.SIGKILL)
-            self.popen.wait()
-
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
+def newest(fleet: Fleet) -> dict:
+    lines = read_metrics(fleet.run_dir)
+    return lines[-1] if lines else {"version": 0, "sync/engines": 0}
 
 
-def descendants(pid: int) -> set[int]:
-    """All processes that this one started, and theirs."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        parents[int(stat.parent.name)] = int(fields[1])
-    found: set[int] = set()
-    while more := {child for child, parent in parents.items() if parent in found | {pid}} - found:
-        found |= more
-    return found
+def wait_for_engines(fleet: Fleet, count: int) -> int:
+    """Until so many have proved the same new weights; returns that version."""
+    fleet.wait(lambda: newest(fleet)["sync/engines"] == count, f"{count} engines", PATIENCE_S)
+    return newest(fleet)["version"]
 
 
-def wait(
-    condition: Callable[[], bool], what: str, processes: list[Process], limit_s: float
-) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        story = "\n".join(one.text()[-1500:] for one in processes)
-        assert all(one.popen.poll() is None for one in processes), f"one ended:\n{story}"
-        assert time.monotonic() < deadline, f"waited {limit_s} s until {what}:\n{story}"
-        time.sleep(0.2)
+def leave(fleet: Fleet, guest: Actor, how: str) -> None:
+    fleet.actors.remove(guest)
+    if how == "killed in a broadcast":
+        fleet.wait(lambda: guest.wire.receiving, "weights are sent to it", PATIENCE_S)
+        guest.process.kill()
+    elif how == "killed":
+        guest.process.kill()
+    elif how == "frozen, then killed":
+        guest.process.signal(signal.SIGSTOP)
+        fleet.wait(lambda: newest(fleet)["sync/engines"] == 1, "it is dropped", PATIENCE_S)
+        guest.process.kill()
+    else:
+        guest.process.signal(signal.SIGINT)
+        assert guest.process.wait(60) == 0, guest.process.tail()
+    guest.wire.close()
 
 
-def test_a_killed_learner_finds_the_same_engine_again(tmp_path):
-    run_dir = tmp_path / "run"
-    address = f"tcp://127.0.0.1:{free_port()}"
-    bind = ["--set", f'network.bind="{address}"']
-    settings = ["--set", f'run_dir="{run_dir}"', "--set", "rollout.enforce_eager=true"]
-    settings += ["--set", "model.tiny.head_dim=32", "--set", "weight_sync.join_timeout_s=30.0"]
-    settings += [
-        "--set",
-        "weight_sync.transfer_timeout_s=30.0",
-        "--set",
-        "network.dead_after_s=15.0",
-    ]
-    learner = Process(tmp_path / "learner.log", "learner", str(CONFIG), *settings, *bind)
-    actor = Process(tmp_path / "actor.log", "actor", "--connect", address, "--name", "resident")
-    try:
-        processes = [learner, actor]
-        wait(lambda: len(read_metrics(run_dir)) >= UPDATES_EACH, "updates", processes, 300)
-        engine = descendants(actor.popen.pid)
-        assert engine
-        before = len(read_metrics(run_dir))
-        learner.kill()
-        time.sleep(1.0)
-        assert actor.popen.poll() is None
-        learner = Process(tmp_path / "learner.log", "learner", "--resume", str(run_dir), *bind)
-        processes = [learner, actor]
-        goal = before + UPDATES_EACH
-        wait(
-            lambda: any(line["version"] >= goal for line in read_metrics(run_dir)),
-            "updates after the kill",
-            processes,
-            240,
+def test_twenty_joins_and_leaves_of_real_engines_with_broadcasts_going_on(start_fleet):
+    fleet = start_fleet(*REAL)
+    resident = fleet.add_vllm_actor()
+    wait_for_engines(fleet, 1)
+    engine = resident.process.descendants()
+    assert engine
+    ways = ["killed in a broadcast", "sent home", "killed", "frozen, then killed"]
+    for number in range(GUESTS):
+        guest = fleet.add_vllm_actor()
+        version = wait_for_engines(fleet, 2)
+        way = ways[number % len(ways)]
+        leave(fleet, guest, way)
+        started = time.monotonic()
+        fleet.wait(lambda: newest(fleet)["sync/engines"] == 1, "one engine is left", PATIENCE_S)
+        print(
+            f"guest {number} came at version {version}, was {way}; "
+            f"alone again after {time.monotonic() - started:.1f} s, version "
+            f"{newest(fleet)['version']}",
+            flush=True,
         )
-        assert descendants(actor.popen.pid) == engine
-        assert "resident is back" in learner.text()
-        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-        assert lines[-1]["sync/engines"] == 1
-        assert lines[-1]["sync/probe_gap_max"] < 1e-3
-        assert [line["version"] for line in lines] == list(range(1, len(lines) + 1))
-        learner.popen.send_signal(signal.SIGINT)
-        assert learner.popen.wait(120) == 130
-        assert actor.popen.wait(60) == 0
-    finally:
-        learner.kill()
-        actor.kill()
+        if number == GUESTS // 2:
+            fleet.kill_learner("broadcast")
+            fleet.wait_for_updates(1, PATIENCE_S)
+    assert resident.process.descendants() == engine
+    assert resident.process.text().count("waiting for the engine to start") == 1
+    fleet.wait(fleet.settled, "the leases of dead actors were given to others")
+    assert fleet.end() == 130
+    assert max(line["sync/probe_gap_max"] for line in read_metrics(fleet.run_dir)) < 1e-3
+    found = check(fleet.run_dir, fleet.logs, batch=12, group_size=1, staleness=1)
+    print(found)
+    assert found.faults == []
+
+
+def test_a_storm_with_a_real_engine_among_the_scripted_ones(start_fleet):
+    """The learner is killed in every phase; the real engine is the same process at the end."""
+    fleet = start_fleet(*REAL)
+    resident = fleet.add_vllm_actor()
+    wait_for_engines(fleet, 1)
+    engine = resident.process.descendants()
+    for _ in range(2):
+        fleet.add_actor()
+    resident.spared = True
+    torment(fleet, seconds=120, min_learner_kills=8, seed=3, limit_s=PATIENCE_S)
+    wait_for_engines(fleet, 3)
+    assert resident.process.descendants() == engine
+    fleet.wait(fleet.settled, "the leases of dead actors were given to others")
+    assert fleet.end() == 130
+    found = check(fleet.run_dir, fleet.logs, batch=12, group_size=1, staleness=1)
+    print(found, dict(fleet.injected))
+    assert found.faults == []

@@ -16,7 +16,15 @@ from pathlib import Path
 from capo.launch.processes import free_port
 from capo.protocol.errors import ProtocolError
 from capo.protocol.frames import Limits, decode
-from capo.protocol.messages import Ack, Delivery, Hello, ToActor, ToLearner
+from capo.protocol.messages import (
+    Ack,
+    Delivery,
+    Hello,
+    ToActor,
+    ToLearner,
+    UpdateWeights,
+    WeightsReport,
+)
 from tests.chaos.scripted_actor import Log
 
 GREETING_BYTES = 64
@@ -86,6 +94,7 @@ class Wire:
         self.port = free_port()
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.rates = Rates()
+        self.receiving = False  # weights are on their way to the actor, or not reported on yet
         self.counts = dict.fromkeys(("dropped", "doubled", "reordered", "delayed", "cut"), 0)
         self._name = name
         self._learner_port = learner_port
@@ -212,7 +221,14 @@ class Wire:
             self._log.write("unreadable", error=str(error))
             return
         if isinstance(message, Hello):
+            self.receiving = False
             self._log.write("hello", actor_id=message.actor_id)
+        elif isinstance(message, UpdateWeights):
+            self.receiving = True
+        elif isinstance(message, WeightsReport):
+            self.receiving = False
+            if not message.error:
+                self._log.write("weights", version=message.version, checksum=message.checksum)
         elif isinstance(message, Ack):
             self._log.write("ack", sequence=message.sequence)
         elif isinstance(message, Delivery):

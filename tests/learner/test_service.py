@@ -167,6 +167,31 @@ def test_an_actor_may_join_while_the_disk_is_full(rig, monkeypatch):
         wait_until(lambda: name() == "ann of the north", "its name is stored")
 
 
+def test_the_status_says_since_when_a_commit_waits_for_the_disk(rig, monkeypatch):
+    disk = threading.Event()
+    commit = rig.run_file.commit
+
+    def slow(*arguments):
+        assert disk.wait(20)
+        return commit(*arguments)
+
+    monkeypatch.setattr(rig.run_file, "commit", slow)
+    with Player(rig.address, "ann") as ann:
+        [first, _] = granted(ann)
+        assert rig.service.status().waits == ()
+        ann.send(episode(1, first))
+        wait_until(lambda: rig.service.status().waits != (), "the status says so")
+        [wait] = rig.service.status().waits
+        assert (wait.who, wait.whom) == (
+            "the commit of deliveries",
+            f"the disk of {rig.run_file.path}",
+        )
+        assert wait.since_s > 1.0
+        disk.set()
+        wait_until(lambda: rig.run_file.last_sequence("ann") == 1, "the delivery is stored")
+        wait_until(lambda: rig.service.status().waits == (), "nobody waits any more")
+
+
 def test_the_status_says_since_when_an_actor_is_silent(rig):
     with Player(rig.address, "ann") as ann:
         ann.send(ActorHeartbeat(waiting_for="leases"))

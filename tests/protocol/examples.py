@@ -123,6 +123,8 @@ EXAMPLES = {
             probe_tolerance=0.5,
             timeout_s=3.0,
         ),
+        m.StatusRequest(),
+        m.StatusReport(status=b"{}"),
         m.Drain(reason="end", abort=True),
     )
 }

@@ -53,6 +53,9 @@ class FileHandler:
     def lost(self, actor_id, reason):
         pass
 
+    def report(self):
+        return b'{"version": 7}'
+
     def tick(self):
         pass
 
