@@ -16,6 +16,7 @@ from capo.configs.validate import problems
 from capo.configs.words import choices, nearest, struct_in
 
 GROUP_SIZE = 8  # of group methods, where the file does not say (paper, section 4.1)
+FLAT_BATCHES = 10  # replaced per update, of methods that drop flat groups
 
 
 class InvalidConfigError(ValueError):
@@ -65,6 +66,9 @@ def _fill_in(config: RunConfig, algorithm: AlgorithmConfig) -> RunConfig:
     if scheduler.group_size == 0:
         size = GROUP_SIZE if needs_groups(algorithm) else 1
         scheduler = msgspec.structs.replace(scheduler, group_size=size)
+    if scheduler.max_flat_batches == -1:
+        batches = FLAT_BATCHES if algorithm.drop_flat_groups else 0
+        scheduler = msgspec.structs.replace(scheduler, max_flat_batches=batches)
     if needs_entropy(algorithm):
         rollout = msgspec.structs.replace(rollout, record_entropy=True)
     return msgspec.structs.replace(

@@ -22,6 +22,7 @@ _POSITIVE = """
 _NOT_NEGATIVE = """
     updates seed actors learner.policy_warmup_steps learner.policy_final_lr_factor
     learner.weight_decay learner.max_grad_norm scheduler.max_staleness
+    scheduler.max_flat_batches
     evaluation.games evaluation.every weight_sync.probe_tolerance
 """
 _FRACTION = "scheduler.max_error_fraction rollout.gpu_memory_utilization"
@@ -97,6 +98,11 @@ def _relations(config: RunConfig) -> Iterator[str]:
         yield (
             f"algorithm {config.algorithm.preset} compares the episodes of a group, but "
             f"scheduler.group_size is {config.scheduler.group_size}; use at least 2."
+        )
+    if config.scheduler.max_flat_batches and config.scheduler.group_size < 2:
+        yield (
+            f"scheduler.max_flat_batches {config.scheduler.max_flat_batches} replaces groups whose "
+            "members all did alike, but scheduler.group_size is 1; set max_flat_batches = 0."
         )
     if learner.token_budget < model.max_length:
         yield (

@@ -53,6 +53,12 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
             f"schedule: rollout and update overlap; an action is at most {scheduler.max_staleness} "
             f"version(s) old when trained, at most {in_flight} episodes are ahead of the learner"
         )
+    if scheduler.max_flat_batches:
+        groups = scheduler.max_flat_batches * learner.batch_episodes // scheduler.group_size
+        yield (
+            f"groups of {scheduler.group_size}: one whose returns are all the same is replaced, up "
+            f"to {groups} before an update takes them as they are"
+        )
     yield f"actors: {config.actors} on this machine under `capo run`, any number attached later"
 
 

@@ -17,6 +17,7 @@ CLOSED = "closed"  # nobody waits for it any more
 EMPTY = "empty"  # it ended before its first action: playing it again changes nothing
 ERRORS = ("env_error", "engine_error", "incomplete", EMPTY)  # something is broken
 FAILURES = (*ERRORS, LOST)
+FLAT = 1e-8  # returns that differ by less, relative to their size, are the same
 
 
 @dataclass(eq=False)
@@ -80,6 +81,14 @@ class Group:
     @property
     def whole(self) -> bool:
         return all(slot.ended is not None for slot in self.slots)
+
+    @property
+    def flat(self) -> bool:
+        """Whether the members of a whole group all did alike: comparing them says nothing."""
+        returns = [slot.ended.episode_return for slot in self.slots if slot.ended is not None]
+        return len(returns) > 1 and max(returns) - min(returns) <= FLAT * max(
+            1.0, *map(abs, returns)
+        )
 
     def given_up(self, max_attempts: int) -> bool:
         return any(slot.given_up(max_attempts) for slot in self.slots)

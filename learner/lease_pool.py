@@ -18,6 +18,7 @@ class LeasePool:
     """`slots` are the leases of open groups by id, `ready` the whole groups, first one first.
 
     `batches` were assembled so far, by this process or before: the next one has that number.
+    `flat` groups were replaced since the last one.
     """
 
     def __init__(self, rules: SchedulerRules, order: LeaseOrder, journal: Journal) -> None:
@@ -29,16 +30,22 @@ class LeasePool:
         self.slots = dict[str, Slot]()
         self.ready = list[Group]()
         self.batches = 0
+        self.flat = 0
         self.next_group = 0
 
     def restore(
-        self, groups: Sequence[Group], ready: Sequence[Group], next_group: int, batches: int
+        self,
+        groups: Sequence[Group],
+        ready: Sequence[Group],
+        next_group: int,
+        batches: int,
+        flat: int,
     ) -> None:
-        self.next_group, self.batches = next_group, batches
+        self.next_group, self.batches, self.flat = next_group, batches, flat
         for group in groups:
             self._open(group)
-        self.ready.extend(ready)
-        self._drop_stale()
+        for group in ready:
+            self._admit(group)
 
     def next(self, version: int) -> Slot | None:
         """Take out the next lease to hand out: one that waits, or the first of a new group."""
@@ -82,9 +89,7 @@ class LeasePool:
         """The newest attempt yielded an episode."""
         group = self._groups[slot.plan.group_id]
         if group.whole:
-            self.ready.append(group)
-            if self._is_stale(group):
-                self._drop(group, "")
+            self._admit(group)
 
     def has_batch(self) -> bool:
         return len(self.ready) * self._rules.group_size >= self._rules.batch_episodes
@@ -100,6 +105,7 @@ class LeasePool:
         for group in self._next_groups():
             self._close(group)
         self.batches += 1
+        self.flat = 0
         self._drop_stale()
 
     @property
@@ -108,6 +114,26 @@ class LeasePool:
 
     def _next_groups(self) -> list[Group]:
         return self.ready[: self._rules.batch_episodes // self._rules.group_size]
+
+    def _admit(self, group: Group) -> None:
+        """A whole group is ready, unless it is too old or, while more are to be had, flat."""
+        self.ready.append(group)
+        if self._is_stale(group):
+            self._drop(group, "")
+        elif group.flat and self.flat < self._max_flat:
+            self.flat += 1
+            self._exclude(group, "flat")
+
+    @property
+    def _max_flat(self) -> int:
+        rules = self._rules
+        return rules.max_flat_batches * rules.batch_episodes // rules.group_size
+
+    def _exclude(self, group: Group, reason: str) -> None:
+        for slot in group.slots:
+            assert slot.ended is not None
+            self._journal.exclude(slot.ended.episode_id, reason)
+        self._close(group)
 
     def _open(self, group: Group) -> None:
         self._groups[group.group_id] = group

@@ -159,7 +159,7 @@ class Loop:
             "time/sync_s": synced - updated,
             "system/tokens_per_s": result.metrics["batch/trained_tokens"]
             / max(now - self._last_update_at, 1e-9),
-            **_staleness_metrics(batch),
+            **_batch_metrics(batch),
             **_sync_metrics(broadcast),
             **self._actor_metrics(),
         }
@@ -271,11 +271,13 @@ def probe_tokens(config: RunConfig, vocabulary_size: int) -> IntArray:
     return generator.integers(0, vocabulary_size, length).astype(np.int32)
 
 
-def _staleness_metrics(batch: Batch) -> dict[str, float]:
+def _batch_metrics(batch: Batch) -> dict[str, float]:
     tokens = np.array(batch.stale_tokens, dtype=np.float64)
+    replaced = {"batch/flat_groups": float(batch.flat_groups)}
     if not len(tokens):
-        return {"staleness/discarded": 0.0}
+        return {**replaced, "staleness/discarded": 0.0}
     return {
+        **replaced,
         "staleness/discarded": float(len(tokens)),
         "staleness/discarded_tokens_mean": float(tokens.mean()),
         "staleness/discarded_tokens_max": float(tokens.max()),

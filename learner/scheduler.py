@@ -203,9 +203,11 @@ class Scheduler:
             episode_ids = self._retake[self._version] if again else self._leases.pool.peek_batch()
             self._run_file.begin_update(self._version, episode_ids, self._journal.notes)
             self._journal.notes.clear()
+            flat_groups = 0
             if again:
                 del self._retake[self._version]
             else:
+                flat_groups = self._leases.pool.flat
                 self._leases.pool.remove_batch()
             self._taken = self._version
             del self._waits["batch"]
@@ -215,6 +217,7 @@ class Scheduler:
                 again=again,
                 waited_s=self._clock() - started,
                 stale_tokens=self._journal.take_stale_tokens(),
+                flat_groups=flat_groups,
             )
 
     def version_advanced(self, version: int) -> None:

@@ -17,6 +17,8 @@ from capo.learner.scheduler_rules import SchedulerRules
 from capo.protocol.errors import RunFileError
 from capo.protocol.records import EpisodeStatus, Purpose, Task
 
+DROPPED = ("stale", "group", "flat")  # whole groups that no update takes
+
 
 @dataclass
 class PastEvaluations:
@@ -44,10 +46,12 @@ class PastEvaluations:
 
 @dataclass
 class RestoredState:
-    """`ready` are the whole groups among `groups`, first finished first. `orphans` are episodes of
-    no open group, where a crash came before that was written down."""
+    """`ready` are the whole groups among `groups`, first finished first. `flat` groups were
+    replaced since the last batch. `orphans` are episodes of no open group, where a crash came
+    before that was written down."""
 
     batches: int
+    flat: int
     next_group: int
     groups: list[Group]
     ready: list[Group]
@@ -98,6 +102,7 @@ def load(
     ]
     return RestoredState(
         batches=max((row.version + 1 for row in updates), default=0),
+        flat=_flat_since_last_batch(leases, episodes, rules.group_size),
         next_group=next_group,
         groups=groups,
         ready=_by_arrival([group for group in groups if group.whole], episodes),
@@ -146,6 +151,17 @@ def _next_group(leases: Sequence[LeaseRow], group_size: int) -> int:
     return max(numbers) // group_size + 1 if numbers else 0
 
 
+def _flat_since_last_batch(
+    leases: Sequence[LeaseRow], episodes: Mapping[str, EpisodeRow], group_size: int
+) -> int:
+    """Groups that were replaced as flat since the newest batch was assembled: exact in synchronous
+    runs, where the leases of a batch have higher numbers than those of the one before."""
+    rows = [(row.number, episodes[row.episode_id]) for row in leases if row.episode_id in episodes]
+    newest = max((number for number, row in rows if row.consumed_by is not None), default=-1)
+    flat = sum(row.excluded == "flat" and number > newest for number, row in rows)
+    return flat // group_size
+
+
 def _by_arrival(whole: Sequence[Group], episodes: Mapping[str, EpisodeRow]) -> list[Group]:
     """Whole groups, the one whose last episode came first at the front."""
 
@@ -188,7 +204,7 @@ def _group(
     for slot in slots:
         lease_id = slot.plan.lease_id
         end = ended.get(lease_id)
-        if lease_id in consumed or (end is not None and end.excluded in ("stale", "group")):
+        if lease_id in consumed or (end is not None and end.excluded in DROPPED):
             return None
         if end is not None and not end.excluded:
             slot.ended = end

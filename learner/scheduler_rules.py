@@ -13,6 +13,7 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     batch_episodes: int
     group_size: int = 1
     max_staleness: int = 0
+    max_flat_batches: int = 0
     max_attempts: int = 3
     max_error_fraction: float = 0.5
     error_window: int = 256
@@ -33,6 +34,7 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
             batch_episodes=config.learner.batch_episodes,
             group_size=scheduler.group_size,
             max_staleness=scheduler.max_staleness,
+            max_flat_batches=scheduler.max_flat_batches,
             max_attempts=scheduler.max_attempts,
             max_error_fraction=scheduler.max_error_fraction,
             error_window=scheduler.error_window,

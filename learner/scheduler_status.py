@@ -8,7 +8,8 @@ class Batch(Struct, frozen=True, kw_only=True):
 
     `again`: this update was taken before a crash. `stale_tokens`: the action tokens of every
     episode that was excluded as too old since the batch before, so that the starving of long tasks
-    is seen. `waited_s` is how long the learner stood still for it.
+    is seen. `flat_groups` were replaced since then, because their members all did alike. `waited_s`
+    is how long the learner stood still for it.
     """
 
     version: int
@@ -16,6 +17,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     again: bool
     waited_s: float
     stale_tokens: tuple[int, ...]
+    flat_groups: int
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -29,7 +31,7 @@ class Wait(Struct, frozen=True, kw_only=True):
 class SchedulerStatus(Struct, frozen=True, kw_only=True):
     """A snapshot. `playing` is by actor; `buffered` episodes have ended and wait to be trained on;
     `waiting` leases wait for an actor. `counts` since this scheduler began: granted, reissued,
-    lost, failed, superseded, stale, group (excluded with its group), given_up (leases)."""
+    lost, failed, superseded, stale, group (excluded with its group), flat, given_up (leases)."""
 
     version: int
     batches: int

@@ -131,6 +131,15 @@ def test_a_group_method_brings_its_group_size(minimal: Path) -> None:
     assert "at least 2" in refusal(minimal, "algorithm=grpo", "scheduler.group_size=1")
 
 
+def test_a_method_that_drops_flat_groups_has_them_replaced(minimal: Path) -> None:
+    assert load(minimal, ["algorithm=grpo"]).scheduler.max_flat_batches == 0
+    assert load(minimal, ["algorithm=dapo"]).scheduler.max_flat_batches == 10
+    chosen = load(minimal, ["algorithm=dapo", "scheduler.max_flat_batches=2"])
+    assert chosen.scheduler.max_flat_batches == 2
+    assert "group_size is 1" in refusal(minimal, "scheduler.max_flat_batches=3")
+    assert "must not be negative" in refusal(minimal, "scheduler.max_flat_batches=-2")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [

@@ -87,10 +87,11 @@ def episode(
     *,
     version: int = 0,
     outcome: float = 1.0,
+    reward: float = 1.0,
 ) -> Delivery:
     """A whole episode in one delivery; its reward comes at the end."""
     steps = tuple(
-        step(episode_id, index, version=version, reward=float(index == num_steps - 1))
+        step(episode_id, index, version=version, reward=reward * (index == num_steps - 1))
         for index in range(num_steps)
     )
     return Delivery(

@@ -47,6 +47,7 @@ class World:
         version: int | None = None,
         num_steps: int = 1,
         outcome: float = 1.0,
+        reward: float = 1.0,
         late: bool = False,
     ) -> None:
         """This actor delivers the whole episode, sampled at `version` (now, if not given).
@@ -61,6 +62,7 @@ class World:
             status,
             version=self.version if version is None else version,
             outcome=outcome,
+            reward=reward,
         )
         self.unheard += self.run_file.commit([(actor_id, delivery)]).ended
         if not late:

@@ -201,6 +201,65 @@ def test_too_old_episodes_are_excluded_and_counted_by_length(make_world):
     assert slow not in batch.episode_ids
 
 
+def play_groups(world: World, *rewards: tuple[float, float]) -> None:
+    """Ends whole groups of two, in the order in which they were handed out."""
+    world.deal(ann=2 * len(rewards))
+    held = sorted(world.held["ann"])
+    assert len(held) == 2 * len(rewards)
+    for episode_id, reward in zip(held, [one for pair in rewards for one in pair], strict=True):
+        world.end("ann", episode_id, reward=reward)
+
+
+def test_groups_that_all_did_alike_are_replaced(make_world):
+    world = make_world(group_size=2, max_flat_batches=3)
+    play_groups(world, (1, 0), (1, 1))
+    assert world.train() is None
+    assert world.excluded()["flat"] == 2
+    play_groups(world, (0, 0))  # another one comes instead, and after that again
+    assert world.train() is None
+    play_groups(world, (0, 1))
+    batch = world.train()
+    assert world.numbers(batch) == [0, 1, 6, 7]
+    assert batch.flat_groups == 2
+    play_groups(world, (1, 0), (0, 1))
+    assert world.train().flat_groups == 0
+
+
+def test_a_policy_that_always_succeeds_still_gets_its_batches(make_world):
+    world = make_world(group_size=2, max_flat_batches=1)
+    play_groups(world, (1, 1), (1, 1))  # a batch's worth is replaced,
+    play_groups(world, (1, 1), (1, 1))  # then they are taken as they are
+    batch = world.train()
+    assert world.numbers(batch) == [4, 5, 6, 7]
+    assert batch.flat_groups == 2
+    assert world.excluded()["flat"] == 4
+
+
+def test_without_max_flat_batches_every_group_is_taken(make_world):
+    world = make_world(group_size=2)
+    play_groups(world, (1, 1), (0, 0))
+    assert world.numbers(world.train()) == [0, 1, 2, 3]
+
+
+def test_a_crash_changes_nothing_for_flat_groups(make_world):
+    """One that was replaced stays so, one whose replacing was not written down yet is replaced,
+    and the limit goes on where it was."""
+    world = make_world(group_size=2, max_flat_batches=1)
+    play_groups(world, (1, 1))
+    held = sorted(world.deal(ann=2)["ann"], key=lambda lease: lease.episode_id)
+    for lease in held:
+        world.end("ann", lease.episode_id, reward=0.0, late=True)
+    world.restart()
+    play_groups(world, (1, 1), (0, 0))
+    assert world.excluded()["flat"] == 4
+    batch = world.train()
+    assert world.numbers(batch) == [4, 5, 6, 7]
+    world.restart()
+    play_groups(world, (1, 1), (1, 1))
+    play_groups(world, (1, 0), (1, 1))
+    assert world.numbers(world.train()) == [12, 13, 14, 15]
+
+
 def test_an_actor_with_old_weights_cannot_spoil_a_synchronous_run(make_world):
     world = make_world()
     world.deal(ann=4)

@@ -38,8 +38,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups=st.integers(1, 2),
         max_staleness=st.integers(0, 2),
         max_attempts=st.integers(1, 3),
+        max_flat_batches=st.integers(0, 2),
     )
-    def start(self, group_size: int, groups: int, max_staleness: int, max_attempts: int) -> None:
+    def start(
+        self,
+        group_size: int,
+        groups: int,
+        max_staleness: int,
+        max_attempts: int,
+        max_flat_batches: int,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="scheduler-", dir=_fast_folder()))
         self.world = World(
             self.folder / "run",
@@ -50,6 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 group_size=group_size,
                 max_staleness=max_staleness,
                 max_attempts=max_attempts,
+                max_flat_batches=max_flat_batches,
                 error_window=10**6,
             ),
             num_tasks=3,
@@ -77,6 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         status=ENDS,
         age=st.integers(0, 2),
         num_steps=st.integers(0, 3),
+        reward=st.integers(0, 1),
         late=st.booleans(),
     )
     def end(
@@ -86,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         status: EpisodeStatus,
         age: int,
         num_steps: int,
+        reward: int,
         late: bool,
     ) -> None:
         held = sorted(self.world.held[actor_id])
@@ -96,6 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 status,
                 version=max(0, self.world.version - age),
                 num_steps=num_steps,
+                reward=float(reward),
                 late=late,
             )
 
@@ -104,13 +116,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.catch_up()
 
     @precondition(lambda self: not self.evaluating)
-    @rule(actor_id=st.sampled_from(ACTORS), ages=st.lists(st.integers(0, 2), max_size=12))
-    def play_and_train(self, actor_id: str, ages: list[int]) -> None:
+    @rule(
+        actor_id=st.sampled_from(ACTORS),
+        ages=st.lists(st.integers(0, 2), max_size=12),
+        rewards=st.lists(st.integers(0, 1), min_size=12, max_size=12),
+    )
+    def play_and_train(self, actor_id: str, ages: list[int], rewards: list[int]) -> None:
         """An actor ends what it gets, at weights of different ages, and a batch may be there."""
         world = self.world
         world.deal(**{actor_id: len(ages)})
-        for age, episode_id in zip(ages, sorted(world.held[actor_id]), strict=False):
-            world.end(actor_id, episode_id, version=max(0, world.version - age))
+        held = sorted(world.held[actor_id])
+        for age, reward, episode_id in zip(ages, rewards, held, strict=False):
+            version = max(0, world.version - age)
+            world.end(actor_id, episode_id, version=version, reward=float(reward))
         self.train()
 
     @rule(actor_id=st.sampled_from(ACTORS))
@@ -165,7 +183,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.restart(max(0, self.world.version - back))
         if self.evaluating:
             self.evaluating = False
-        elif back == 0 and heard_all:
+        elif (
+            back == 0
+            and heard_all
+            and not (self.world.rules.max_flat_batches and self.world.rules.max_staleness)
+        ):
             after = self.world.scheduler.status()
             for name in ("version", "batches", "playing", "waiting", "buffered"):
                 assert getattr(after, name) == getattr(before, name), name
@@ -220,6 +242,9 @@ def check_books(world: World) -> None:
         assert all(members == list(range(rules.group_size)) for members in groups.values())
     for row in episodes:
         assert (row.consumed_by is not None) == (row.episode_id in trained)
+        if row.excluded == "flat":
+            assert rules.max_flat_batches > 0
+            assert rules.group_size > 1
         if row.consumed_by is not None:
             assert row.excluded == ""
             assert row.status in ("terminated", "truncated")
@@ -239,7 +264,7 @@ def check_books(world: World) -> None:
         if row.status == "closed"
         or sum(status in FAILURES for status in attempts[row.lease_id]) >= rules.max_attempts
         or "empty" in attempts[row.lease_id]
-        or excluded.get(row.episode_id) in ("stale", "group")
+        or excluded.get(row.episode_id) in ("stale", "group", "flat")
     }
     for row in leases:
         if row.purpose == "train" and row.lease_id not in fates:
