@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         EnvError,
         RunFileError,
     )
+    from capo.protocol.sayings import plain
 
     command: Callable[[argparse.Namespace], int] = _command(args.command)
     try:
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"capo {args.command}: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except (CapoError, ModuleNotFoundError) as error:
-        print(f"capo {args.command}: {_explain(error)}", file=sys.stderr)
+        print(f"capo {args.command}: {plain(_explain(error))}", file=sys.stderr)
         return EXIT_FAILURE
     except BrokenPipeError:  # whoever reads us has enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

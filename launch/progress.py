@@ -12,6 +12,8 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from capo.protocol.sayings import plain
+
 _COLUMNS = (
     ("update", 9),
     ("success", 8),
@@ -38,17 +40,17 @@ class Progress:
         self._status: Status | None = None
 
     def note(self, text: str) -> None:
-        self._print(text, markup=False)
+        self._print(plain(text), markup=False)
 
     def waiting(self, text: str) -> None:
         """Replace the status line; without a terminal nothing is shown."""
         if not self._console.is_terminal:
             return
         if self._status is None:
-            self._status = self._console.status(Text(text))
+            self._status = self._console.status(Text(plain(text)))
             self._status.start()
         else:
-            self._status.update(Text(text))
+            self._status.update(Text(plain(text)))
 
     def update(self, version: int, metrics: Mapping[str, float]) -> None:
         """One row. `metrics` are the update's, by the names of docs/metrics.md."""

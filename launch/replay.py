@@ -9,6 +9,7 @@ from capo.launch import libraries
 from capo.learner.run_reader import RunReader
 from capo.learner.text_table import text_table
 from capo.protocol.errors import ConfigError
+from capo.protocol.sayings import plain
 
 EXIT_DIFFERENT = 1
 
@@ -18,7 +19,7 @@ def command(args: argparse.Namespace) -> int:
     if args.update is None:
         if args.overrides:
             raise ConfigError("--set asks what would have changed in one update: add --update K.")
-        print("\n".join(list_updates(run_dir)))
+        print("\n".join(plain(line) for line in list_updates(run_dir)))
         return 0
     with RunReader(run_dir) as reader:  # a run that cannot be read is refused before torch loads
         reader.update_result(args.update)
@@ -29,7 +30,7 @@ def command(args: argparse.Namespace) -> int:
     replayed = replay(
         run_dir, args.update, args.overrides, note=lambda text: print(text, file=sys.stderr)
     )
-    print("\n".join(replay_lines(replayed)))
+    print("\n".join(plain(line) for line in replay_lines(replayed)))
     went_astray = replayed.diverged_at is not None
     differs = bool(replayed.differences) and not args.overrides
     return EXIT_DIFFERENT if went_astray or differs else 0

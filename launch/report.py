@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from capo.learner.report import report_lines
+from capo.protocol.sayings import plain
 
 
 def command(args: argparse.Namespace) -> int:
@@ -14,5 +15,5 @@ def command(args: argparse.Namespace) -> int:
 
         plot_run(run_dir, Path(args.plot))
         lines.append(f"The curves are in {args.plot}.")
-    print("\n".join(lines))
+    print("\n".join(plain(line) for line in lines))
     return 0

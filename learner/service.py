@@ -41,6 +41,7 @@ from capo.protocol.messages import (
     WeightsReport,
     Welcome,
 )
+from capo.protocol.sayings import Seldom, plain
 from capo.protocol.server import Server
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class Service:
         self._run_file = run_file
         self._scheduler = scheduler
         self._note = note
+        self._note_refusal = Seldom(note)
+        self._warn = Seldom(logger.warning)
         self._clock = clock
         self._lock = threading.RLock()
         self._book = ActorBook(
@@ -104,7 +107,7 @@ class Service:
 
     def hello(self, hello: Hello) -> Welcome | Refused:
         if reason := refusal(hello, self._run_id, self._setup.tokenizer_digest):
-            self._note(f"{hello.actor_name} was refused: {reason}")
+            self._note_refusal(f"{hello.actor_name} was refused: {reason}")
             return Refused(reason=reason)
         with self._lock:
             self._unnamed[hello.actor_id] = hello.actor_name
@@ -143,7 +146,7 @@ class Service:
     def commit(self, deliveries: Sequence[tuple[str, Delivery]]) -> None:
         committed = self._run_file.commit(deliveries, self._limits)
         if committed.num_refused:
-            logger.warning("%d records were refused: %s", committed.num_refused, committed.fault)
+            self._warn(f"{committed.num_refused} records were refused: {plain(committed.fault)}")
         for ended in committed.ended:
             self._scheduler.episode_ended(ended)
         with self._lock:

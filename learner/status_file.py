@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from capo.learner.scheduler_status import SchedulerStatus, Wait
 from capo.protocol.errors import RunFileError
+from capo.protocol.sayings import plain
 
 FILE_NAME = "status.json"
 PAGE_BYTES = 4096  # the file is padded with spaces to whole pages,
@@ -115,4 +116,4 @@ def status_lines(status: LearnerStatus, now: float | None = None) -> list[str]:
         lines.append("actors: none connected")
     if scheduler.last_error:
         lines.append(f"last error: {scheduler.last_error}")
-    return lines
+    return [plain(line) for line in lines]

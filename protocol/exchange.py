@@ -27,6 +27,7 @@ from capo.protocol.messages import (
     StatusRequest,
     ToLearner,
 )
+from capo.protocol.sayings import Seldom, plain
 from capo.protocol.sessions import MAX_OUTGOING, Session, Verdict
 from capo.protocol.sockets import OnFailure, Parts, Pump
 from capo.protocol.validate import check_control, check_delivery, check_hello
@@ -61,6 +62,7 @@ class Exchange:
         self._sessions: dict[str, Session] = {}
         self._by_identity: dict[bytes, Session] = {}
         self._closing = False
+        self._warn = Seldom(logger.warning)
         self._blocked: set[Session] = set()  # have messages that their connection did not take
         self._pump = Pump(socket, limits, self._receive, self._flush_blocked, on_failure)
 
@@ -209,8 +211,8 @@ class Exchange:
         """Tell the sender why. An actor that is refused ends, so its leases are free at once."""
         self._stats.refused += 1
         session = self._by_identity.get(identity)
-        who = "a connection" if session is None else f"the actor {session.actor_id}"
-        logger.warning("refused %s: %s", who, reason)
+        who = "a connection" if session is None else f"the actor {plain(session.actor_id)}"
+        self._warn(f"refused {who}: {plain(reason)}")
         if session is not None:
             self._lose(session, f"refused: {reason}")
         self._send_once(identity, encode(Refused(reason=reason)))
