@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 REAL = (
     "rollout.enforce_eager=true",
     "model.tiny.head_dim=32",  # the smallest that vLLM's attention on CPUs takes
+    "environment.options.step_s=0.1",  # leaves the cores to the engines that start
     "network.dead_after_s=8.0",  # two cores, and an engine that starts takes both
     "weight_sync.join_timeout_s=15.0",
     "weight_sync.transfer_timeout_s=20.0",
