@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from capo.configs.schema import RunConfig
-from capo.protocol.errors import RunFileError
 
 DATABASE = "run.sqlite"
 _LEARNER = "learner.json"
@@ -36,20 +35,11 @@ def write_address(run_dir: Path, address: str) -> None:
 
 
 def config_of(run_dir: Path) -> RunConfig:
-    """The configuration a run was started with.
-
-    Raises:
-        RunFileError: there is no run there, or its file cannot be read.
-    """
+    """The configuration a run goes by. Raises RunFileError if no run is there, or none to read."""
     from capo.learner.run_reader import RunReader
 
     with RunReader(run_dir) as reader:
-        try:
-            return reader.config()
-        except (msgspec.DecodeError, KeyError) as error:
-            raise RunFileError(
-                f"{reader.path} holds a configuration this version cannot read: {error}."
-            ) from error
+        return reader.config()
 
 
 def discard_run(run_dir: Path) -> None:

@@ -144,15 +144,22 @@ class RunReader:
     def config(self, version: int | None = None) -> RunConfig:
         """What the update from `version` ran with; the newest one where None is given.
 
-        A run that went on with other values has a fact `config@VERSION` from there on.
+        A run that went on with other values has a fact `config@VERSION` from there on. Raises
+        RunFileError for one that another version of capo-rl wrote, and this one cannot read.
         """
         facts = self.facts()
-        since = {0: facts["config"]}
-        for key, value in facts.items():
-            if key.startswith(CONFIG_SINCE):
-                since[int(key.removeprefix(CONFIG_SINCE))] = value
-        newest = max(start for start in since if version is None or start <= version)
-        return from_json(since[newest].encode())
+        try:
+            since = {0: facts["config"]}
+            for key, value in facts.items():
+                if key.startswith(CONFIG_SINCE):
+                    since[int(key.removeprefix(CONFIG_SINCE))] = value
+            newest = max(start for start in since if version is None or start <= version)
+            return from_json(since[newest].encode())
+        except (msgspec.DecodeError, KeyError) as error:
+            raise RunFileError(
+                f"{self.path} holds a configuration that this version of capo-rl cannot read "
+                f"({error}); it was written by {facts.get('version.capo-rl', 'another one')}."
+            ) from error
 
     def leases(self) -> list[LeaseRow]:
         """All attempts, in the order they were granted."""

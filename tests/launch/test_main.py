@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from capo.configs.load import load, to_json
+from capo.learner.run_file import RunFile
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -74,6 +77,20 @@ def test_a_learner_does_not_start_over_a_run_that_is_there(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "--resume" in done.stderr
     assert (tmp_path / "run.sqlite").read_bytes() == b"somebody's data"
+
+
+@pytest.mark.parametrize("command", ["status", "report", "eval"])
+def test_a_run_of_a_newer_version_is_told_as_such(tmp_path: Path, command: str) -> None:
+    config = to_json(load("quickstart")).replace(b'"seed":', b'"sead":')
+    facts = {"run_id": "r", "config": config.decode(), "version.capo-rl": "99.0"}
+    RunFile.create(tmp_path, facts).close()
+    before = (tmp_path / "run.sqlite").read_bytes()
+    done = capo(command, str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert "sead" in done.stderr
+    assert "written by 99.0" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "run.sqlite").read_bytes() == before
 
 
 def test_a_file_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:

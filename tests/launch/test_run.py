@@ -3,6 +3,7 @@
 One run serves all tests here; it starts two vLLM engines and takes minutes.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -189,3 +190,42 @@ def test_the_output_is_a_table_of_updates_and_of_held_out_games(finished: Finish
     assert "Held-out games" in finished.learner_output
     assert "Traceback" not in finished.learner_output
     assert "Warning" not in finished.learner_output
+
+
+@pytest.mark.slow
+def test_capo_run_goes_on_after_its_learner_was_killed(tmp_path: Path) -> None:
+    """With the actors that it starts itself, and their vLLM engines."""
+    run_dir = tmp_path / "run"
+    settings = [
+        f'run_dir="{run_dir}"',
+        "updates=12",
+        "checkpoint.every=4",
+        "evaluation.before=false",
+        "evaluation.games=20",
+    ]
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    first = Process(tmp_path, "first", "run", "configs/quickstart.toml", *overrides)
+    try:
+        deadline = time.monotonic() + 300
+        while updates_done(run_dir) < 6:
+            assert first.popen.poll() is None, first.text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        learner = json.loads((run_dir / "learner.json").read_text())["pid"]
+        os.kill(learner, signal.SIGKILL)
+        assert first.popen.wait(120) != 0
+        assert f"go on with capo run --resume {run_dir}" in first.text()
+    finally:
+        first.end()
+    second = Process(tmp_path, "second", "run", "--resume", str(run_dir))
+    try:
+        assert second.popen.wait(300) == 0, second.text()[-3000:]
+    finally:
+        second.end()
+    assert "Going on from the checkpoint of version" in second.text()
+    with RunReader(run_dir) as reader:
+        updates = reader.updates()
+        [(version, results)] = evaluations_of(reader)
+    assert [update.status for update in updates] == ["done"] * 12
+    assert (version, results["sampled"].episodes) == (12, 20)
+    assert [row["version"] for row in read_metrics(run_dir)] == list(range(1, 13))
