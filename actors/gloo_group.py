@@ -13,6 +13,7 @@ import torch.distributed
 
 from capo.actors.engine import UnreachableStoreError
 from capo.protocol.errors import WeightSyncError
+from capo.protocol.sayings import first_line
 from capo.protocol.weight_layout import buckets, checksum
 
 c10d: Any = torch.distributed  # its type stubs leave out what is needed here
@@ -32,7 +33,7 @@ def join(host: str, port: int, epoch: int, rank: int, world_size: int, timeout_s
     except (OSError, RuntimeError) as error:
         raise UnreachableStoreError(
             f"the weight store of the learner at {host}:{port} cannot be reached from here "
-            f"({_first_line(error)}); open that port, or set network.weights_host to an address "
+            f"({first_line(error)}); open that port, or set network.weights_host to an address "
             "that this machine can reach"
         ) from error
     options = c10d.ProcessGroupGloo._Options()
@@ -44,7 +45,7 @@ def join(host: str, port: int, epoch: int, rank: int, world_size: int, timeout_s
     except RuntimeError as error:
         raise WeightSyncError(
             f"weight group {epoch} did not come together within {timeout_s:g} s "
-            f"({_first_line(error)})"
+            f"({first_line(error)})"
         ) from error
 
 
@@ -71,7 +72,7 @@ def receive(
             work.wait(timeout)
             arrived = piece
     except RuntimeError as error:
-        raise WeightSyncError(f"the transfer broke off ({_first_line(error)})") from error
+        raise WeightSyncError(f"the transfer broke off ({first_line(error)})") from error
     return stream, checksum(arrived.numpy().data, total)
 
 
@@ -79,8 +80,3 @@ def _own_address(host: str, port: int, timeout_s: float) -> str:
     """The address of the interface of this machine that leads to the learner."""
     with socket.create_connection((host, port), timeout=timeout_s) as connection:
         return str(connection.getsockname()[0])
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

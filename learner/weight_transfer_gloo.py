@@ -13,6 +13,7 @@ import torch.distributed
 
 from capo.learner.weight_transfer import NamedTensors, Payload, spec_of
 from capo.protocol.errors import WeightSyncError
+from capo.protocol.sayings import first_line
 from capo.protocol.weight_layout import buckets, checksum, layout
 
 c10d: Any = torch.distributed  # its type stubs leave out what is needed here
@@ -39,7 +40,7 @@ class GlooTransport:
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise WeightSyncError(
-                f"cannot open the weight store on {host}:{port} ({_first_line(error)}); "
+                f"cannot open the weight store on {host}:{port} ({first_line(error)}); "
                 "set network.weights_host to an address of this machine"
             ) from error
         self._group: Any = None
@@ -81,7 +82,7 @@ class GlooTransport:
         except RuntimeError as error:
             raise WeightSyncError(
                 f"weight group {epoch} did not come together within {timeout_s:g} s "
-                f"({_first_line(error)})"
+                f"({first_line(error)})"
             ) from error
         if epoch == self._epoch:  # else a later call has already given this one up
             self._group = group
@@ -101,7 +102,7 @@ class GlooTransport:
             for start, end in buckets(len(self._stream), bucket_bytes):
                 group.broadcast([self._stream[start:end]], options).wait(timeout)
         except RuntimeError as error:
-            raise WeightSyncError(f"the transfer broke off ({_first_line(error)})") from error
+            raise WeightSyncError(f"the transfer broke off ({first_line(error)})") from error
 
     def abort(self) -> None:
         group, self._group = self._group, None
@@ -111,8 +112,3 @@ class GlooTransport:
     def close(self) -> None:
         self.abort()
         self._stream = torch.empty(0, dtype=torch.uint8)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

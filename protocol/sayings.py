@@ -1,4 +1,4 @@
-"""What strangers say, for people to read: on one line, steering no terminal, and not too often."""
+"""What others say, for people to read: on one line, steering no terminal, and not too often."""
 
 import re
 import time
@@ -15,6 +15,12 @@ _STEERING = re.compile(
 def plain(text: str) -> str:
     """`text` with every such character as its escape, as in \\x1b."""
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def first_line(error: Exception) -> str:
+    """Of the text of an error that libraries make long; its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 class Seldom:
