@@ -5,27 +5,30 @@ WeightSyncError if only a control call failed. Knows neither actions nor policy 
 """
 
 import asyncio
-import contextlib
 import gc
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from capo.actors.engine import UnreachableStoreError
 from capo.protocol.errors import EngineError, WeightSyncError
 from capo.protocol.records import IntArray
 
 POLL_S = 0.004
+LONGEST_ORDER_S = 120.0
+
+T = TypeVar("T")
 
 
 class VllmCore:
     """Owns `llm`. `broken` once set stays set. An engine that does not carry out an order within
-    `limit_s` seconds hangs, and is broken."""
+    `limit_s` seconds, at most LONGEST_ORDER_S, hangs and is broken."""
 
     def __init__(self, llm: Any, limit_s: float) -> None:
         self.llm = llm
-        self._limit_s = limit_s
+        self._limit_s = min(limit_s, LONGEST_ORDER_S)
         self._broken = ""
         self._next_request = count()
         self._requests: set[str] = set()
@@ -66,27 +69,36 @@ class VllmCore:
     async def call(self, what: str, call: Any, more_s: float = 0.0) -> Any:
         """A control call, which may take `more_s` longer than others. EngineError if the engine is
         dead or hangs, WeightSyncError if only the call failed."""
-        async with self.limited(what, more_s):
-            try:
-                return await call
-            except Exception as error:  # vLLM wraps a worker's exception in classes without a base
-                if self.llm.errored:
-                    raise EngineError(
-                        f"the inference engine died when it had to {what}: {error}"
-                    ) from error
-                raise WeightSyncError(f"the engine could not {what}: {error}") from error
-
-    @contextlib.asynccontextmanager
-    async def limited(self, what: str, more_s: float = 0.0) -> AsyncIterator[None]:
-        """EngineError, and `broken`, when the block takes longer than an order may."""
-        limit_s = self._limit_s + more_s
         try:
-            async with asyncio.timeout(limit_s):
-                yield
-        except TimeoutError:
-            self.give_up(f"the inference engine hangs: it did not {what} within {limit_s:g} s")
-            await self.end_requests_if_broken()
-            raise EngineError(self.broken) from None
+            return await self.within_limit(what, call, more_s)
+        except EngineError:
+            raise
+        except Exception as error:  # vLLM wraps a worker's exception in classes without a base
+            if self.llm.errored:
+                raise EngineError(
+                    f"the inference engine died when it had to {what}: {error}"
+                ) from error
+            raise WeightSyncError(f"the engine could not {what}: {error}") from error
+
+    async def within_limit(self, what: str, work: Awaitable[T], more_s: float = 0.0) -> T:
+        """What `work` returns or raises; EngineError, and `broken`, when it takes too long.
+
+        Time in which this process itself did not run (it was stopped, or an environment blocked
+        its loop) is not the engine's: waiting goes in slices, and each counts once.
+        """
+        limit_s = self._limit_s + more_s
+        slice_s = min(1.0, limit_s / 10)
+        task = asyncio.ensure_future(work)
+        try:
+            for _ in range(math.ceil(limit_s / slice_s)):
+                done, _ = await asyncio.wait({task}, timeout=slice_s)
+                if done:
+                    return task.result()
+        finally:
+            task.cancel()
+        self.give_up(f"the inference engine hangs: it did not {what} within {limit_s:g} s")
+        await self.end_requests_if_broken()
+        raise EngineError(self.broken)
 
     async def finished(self, what: str, timeout_s: float) -> None:
         """Wait for what the workers do in a thread. Their own limit comes first."""

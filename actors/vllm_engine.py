@@ -137,8 +137,8 @@ class VllmEngine:
                 raise EngineError(f"the model does not take the weights: {error}") from error
             await core.call("resume", core.llm.resume_generation())
             pause_s = time.monotonic() - paused_at
-            async with core.limited("answer the probe"):
-                logprobs = await prompt_logprobs(core, update.probe)
+            asking = prompt_logprobs(core, update.probe)
+            logprobs = await core.within_limit("answer the probe", asking)
             complaint = probe_complaint(logprobs, update)
             if complaint:
                 core.give_up(complaint)

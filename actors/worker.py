@@ -6,7 +6,6 @@ unacked is delivered again. Every task belongs to one group; whatever ends the a
 """
 
 import asyncio
-import contextlib
 import functools
 import os
 import socket
@@ -47,6 +46,7 @@ from capo.protocol.records import Lease
 
 UNLIMITED = 2**20  # as many episodes as the run's configuration says
 FLUSH_TIMEOUT_S = 60.0
+WATCH_S = 1.0
 
 
 class StartEngine(Protocol):
@@ -123,11 +123,12 @@ class Worker:
             watching = self._tasks.create_task(self._watch())
             await self._leaving.wait()
             self._wait_for(f"{len(self._playing)} episodes to end ({self._reason})")
-            while self._playing:
-                await asyncio.wait(self._playing.values())
+            await self._play_to_the_end()
             self._wait_for("the learner to commit what was delivered")
-            with contextlib.suppress(PeerLostError):
+            try:
                 await self._client.flush(FLUSH_TIMEOUT_S)
+            except PeerLostError as error:
+                self._progress(f"leaving without an ack: {error}")
             await self._client.send(Goodbye(reason=self._reason))
             listening.cancel()
             watching.cancel()
@@ -139,6 +140,23 @@ class Worker:
             await self._player.close()
         if self._failure is not None:
             raise self._failure
+
+    async def _play_to_the_end(self) -> None:
+        """Until no episode is in play. Those that only wait for a learner that commits nothing are
+        dropped after FLUSH_TIMEOUT_S."""
+        blocked_since, acked = time.monotonic(), -1
+        while self._playing:
+            await asyncio.wait(self._playing.values(), timeout=WATCH_S)
+            now = time.monotonic()
+            if not self._client.num_waiting or self._client.num_acked != acked:
+                blocked_since, acked = now, self._client.num_acked
+            elif now - blocked_since > FLUSH_TIMEOUT_S:
+                self._progress(
+                    f"dropping {len(self._playing)} episodes: the learner has committed nothing "
+                    f"for {FLUSH_TIMEOUT_S:g} s"
+                )
+                for task in self._playing.values():
+                    task.cancel()
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -227,7 +245,7 @@ class Worker:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(WATCH_S)
             self._check_engine()
 
     def _check_engine(self) -> None:
@@ -251,7 +269,7 @@ class Worker:
     def _blocked(self) -> str:
         """What stands in the way of episodes that are in play."""
         waiting = self._client.num_waiting
-        return f"the learner to commit, {waiting} deliveries wait" if waiting else ""
+        return f"the learner to commit earlier steps, {waiting} calls wait" if waiting else ""
 
     def _hello(self) -> Hello:
         return Hello(
@@ -274,7 +292,7 @@ class Worker:
     def _heartbeat(self) -> ActorHeartbeat:
         return ActorHeartbeat(
             running=len(self._playing),
-            waiting_for=self._waiting_for or self._blocked(),
+            waiting_for="; ".join(filter(None, (self._waiting_for, self._blocked()))),
             ready=self._engine is not None,
             held_leases=self._held(),
             metrics=self._counts.metrics(time.monotonic()),

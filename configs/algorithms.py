@@ -112,6 +112,11 @@ def needs_groups(algorithm: AlgorithmConfig) -> bool:
     return not needs_critic(algorithm)
 
 
+def compares_returns(algorithm: AlgorithmConfig) -> bool:
+    """Whether a group's credit is from its episodes' returns alone: equal ones then say nothing."""
+    return algorithm.credit in ("group", "rloo", "reinforce_pp")
+
+
 def needs_critic(algorithm: AlgorithmConfig) -> bool:
     return algorithm.credit in _CRITIC
 

@@ -10,7 +10,13 @@ from typing import Any
 
 import msgspec
 
-from capo.configs.algorithms import AlgorithmConfig, needs_entropy, needs_groups, resolve
+from capo.configs.algorithms import (
+    AlgorithmConfig,
+    compares_returns,
+    needs_entropy,
+    needs_groups,
+    resolve,
+)
 from capo.configs.schema import RunConfig
 from capo.configs.validate import problems
 from capo.configs.words import choices, nearest, struct_in
@@ -67,7 +73,8 @@ def _fill_in(config: RunConfig, algorithm: AlgorithmConfig) -> RunConfig:
         size = GROUP_SIZE if needs_groups(algorithm) else 1
         scheduler = msgspec.structs.replace(scheduler, group_size=size)
     if scheduler.max_flat_batches == -1:
-        batches = FLAT_BATCHES if algorithm.drop_flat_groups else 0
+        resamples = algorithm.drop_flat_groups and compares_returns(algorithm)
+        batches = FLAT_BATCHES if resamples else 0
         scheduler = msgspec.structs.replace(scheduler, max_flat_batches=batches)
     if needs_entropy(algorithm):
         rollout = msgspec.structs.replace(rollout, record_entropy=True)
@@ -127,7 +134,11 @@ def to_json(config: RunConfig) -> bytes:
 
 def from_json(data: bytes) -> RunConfig:
     """Read back what `to_json` wrote, as it lies in a run file. No presets, no overrides."""
-    return msgspec.json.decode(data, type=RunConfig)
+    config = msgspec.json.decode(data, type=RunConfig)
+    if config.scheduler.max_flat_batches == -1:  # written before there was such a thing
+        scheduler = msgspec.structs.replace(config.scheduler, max_flat_batches=0)
+        config = msgspec.structs.replace(config, scheduler=scheduler)
+    return config
 
 
 def _refuse_unknown_keys(raw: Mapping[str, Any], struct: Any, prefix: str, origin: str) -> None:

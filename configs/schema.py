@@ -91,7 +91,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     max_staleness: int = 1  # policy versions; 0 = synchronous
     group_size: int = 0  # episodes of one task that belong together; 0 = 8 if the method needs it
-    max_flat_batches: int = -1  # of flat groups, replaced in an update; -1 = 10 for dapo, else 0
+    max_flat_batches: int = -1  # of flat groups, replaced for one update; -1 = 10 for dapo, else 0
     max_attempts: int = 3  # times one lease is played before it is given up and counted
     max_error_fraction: float = 0.5  # of the last `error_window` episodes, then the run stops
     error_window: int = 256

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from capo.configs.algorithms import needs_groups
+from capo.configs.algorithms import compares_returns, needs_groups
 from capo.configs.schema import RunConfig
 
 _POSITIVE = """
@@ -22,7 +22,6 @@ _POSITIVE = """
 _NOT_NEGATIVE = """
     updates seed actors learner.policy_warmup_steps learner.policy_final_lr_factor
     learner.weight_decay learner.max_grad_norm scheduler.max_staleness
-    scheduler.max_flat_batches
     evaluation.games evaluation.every weight_sync.probe_tolerance
 """
 _FRACTION = "scheduler.max_error_fraction rollout.gpu_memory_utilization"
@@ -99,10 +98,16 @@ def _relations(config: RunConfig) -> Iterator[str]:
             f"algorithm {config.algorithm.preset} compares the episodes of a group, but "
             f"scheduler.group_size is {config.scheduler.group_size}; use at least 2."
         )
-    if config.scheduler.max_flat_batches and config.scheduler.group_size < 2:
+    if config.scheduler.max_flat_batches > 0 and not compares_returns(config.algorithm):
         yield (
-            f"scheduler.max_flat_batches {config.scheduler.max_flat_batches} replaces groups whose "
-            "members all did alike, but scheduler.group_size is 1; set max_flat_batches = 0."
+            f"scheduler.max_flat_batches {config.scheduler.max_flat_batches} replaces groups of "
+            f"equal returns, which say something under credit {config.algorithm.credit!r}; set it "
+            "to 0."
+        )
+    if config.scheduler.max_flat_batches < 0:
+        yield (
+            "scheduler.max_flat_batches must not be negative (but -1 = by the method), got "
+            f"{config.scheduler.max_flat_batches}."
         )
     if learner.token_budget < model.max_length:
         yield (

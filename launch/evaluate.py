@@ -20,6 +20,7 @@ from capo.learner.checkpoint import Checkpoints
 from capo.learner.run_reader import RunReader
 from capo.learner.text_table import text_table
 from capo.protocol.errors import ConfigError
+from capo.protocol.sayings import plain
 
 DEFAULT_GAMES = 100  # of a run that evaluated nothing itself
 
@@ -32,7 +33,7 @@ def command(args: argparse.Namespace) -> int:
     if args.games is not None and args.games < 1:
         raise ConfigError(f"--games must be positive, got {args.games}.")
     for sentence in checkpoint.refused if checkpoint else ():
-        print(sentence, flush=True)
+        print(plain(sentence), flush=True)
     if checkpoint is None:
         raise ConfigError(
             f"{run_dir} has no checkpoint yet; it is written after the first updates."
@@ -54,7 +55,9 @@ def command(args: argparse.Namespace) -> int:
     )
     if code:
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        print("\n".join([*said, f"The evaluation failed; its log is {log}."]), flush=True)
+        print(
+            "\n".join([*map(plain, said), f"The evaluation failed; its log is {log}."]), flush=True
+        )
         return code
     with RunReader(evaluation_dir) as reader:
         [(_, results)] = evaluations_of(reader)

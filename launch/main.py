@@ -40,23 +40,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from capo.protocol.sayings import plain
 
     command: Callable[[argparse.Namespace], int] = _command(args.command)
+
+    def tell(sentence: str) -> None:
+        print(f"capo {args.command}: {plain(sentence)}", file=sys.stderr)
+
     try:
         return command(args)
     except (InvalidConfigError, ConfigError, RunFileError, CheckpointError, EnvError) as error:
-        print(f"capo {args.command}: {error}", file=sys.stderr)
+        tell(str(error))
         return EXIT_BAD_INPUT
     except (CapoError, ModuleNotFoundError) as error:
-        print(f"capo {args.command}: {plain(_explain(error))}", file=sys.stderr)
+        tell(_explain(error))
         return EXIT_FAILURE
     except BrokenPipeError:  # whoever reads us has enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"capo {args.command}: {where}{error.strerror or error}.", file=sys.stderr)
+        tell(f"{where}{error.strerror or error}.")
         return EXIT_FAILURE
     except KeyboardInterrupt:
-        print(f"capo {args.command}: interrupted.", file=sys.stderr)
+        tell("interrupted.")
         return EXIT_INTERRUPTED
 
 

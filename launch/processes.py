@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from capo.protocol.sayings import plain
+
 STOP_GRACE_S = 20.0
 
 
@@ -72,7 +74,7 @@ class Child:
         if self.log is None or not self.log.exists():
             return ""
         text = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return "\n".join(f"    {line}" for line in text[-lines:])
+        return "\n".join(f"    {plain(line)}" for line in text[-lines:])
 
 
 def stop(children: Sequence[Child], grace_s: float = STOP_GRACE_S) -> None:

@@ -28,7 +28,7 @@ def command(args: argparse.Namespace) -> int:
     from capo.learner.replay_text import replay_lines
 
     replayed = replay(
-        run_dir, args.update, args.overrides, note=lambda text: print(text, file=sys.stderr)
+        run_dir, args.update, args.overrides, note=lambda text: print(plain(text), file=sys.stderr)
     )
     print("\n".join(plain(line) for line in replay_lines(replayed)))
     went_astray = replayed.diverged_at is not None

@@ -12,14 +12,16 @@ import msgspec
 from capo.launch.address import check_address, keys_for
 from capo.learner.run_reader import RunReader
 from capo.learner.status_file import LearnerStatus, read_status, status_lines
-from capo.protocol.errors import CapoError
+from capo.protocol.errors import CapoError, ConfigError
 from capo.protocol.status_query import ask_status
 
 
 def command(args: argparse.Namespace) -> int:
     if "://" in args.run:
-        print_status_of(args.run, args.keys, args.insecure)
+        _print_status_of(args.run, args.keys, args.insecure)
         return 0
+    if args.keys or args.insecure:
+        raise ConfigError(f"--keys and --insecure are for an address, and {args.run!r} is none.")
     run_dir = Path(args.run)
     with RunReader(run_dir) as reader:
         done = sum(update.status == "done" for update in reader.updates())
@@ -36,7 +38,7 @@ def command(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_status_of(address: str, key_file: str, insecure: bool) -> None:
+def _print_status_of(address: str, key_file: str, insecure: bool) -> None:
     check_address(address)
     answer = ask_status(address, keys_for(address, key_file, insecure))
     try:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capo.learner.ragged import check_rows
 
-FLAT = 1e-8  # a standard deviation below this times the scale of the scores is none
+FLAT_TOLERANCE = 1e-8  # a standard deviation below this times the scores' scale is none
 
 
 class Comparison(NamedTuple):
@@ -44,7 +44,7 @@ def standardised(
     stds = groups.std(scores)
     scale = groups.mean(scores.abs()).clamp(min=1.0)
     alone = groups.sizes == 1
-    flat = ~alone & (stds <= FLAT * scale)
+    flat = ~alone & (stds <= FLAT_TOLERANCE * scale)
     if raw_singletons:
         means = torch.where(alone, 0.0, means)
     centred = torch.where(flat[groups.row], 0.0, scores - means[groups.row])

@@ -17,7 +17,7 @@ CLOSED = "closed"  # nobody waits for it any more
 EMPTY = "empty"  # it ended before its first action: playing it again changes nothing
 ERRORS = ("env_error", "engine_error", "incomplete", EMPTY)  # something is broken
 FAILURES = (*ERRORS, LOST)
-FLAT = 1e-8  # returns that differ by less, relative to their size, are the same
+FLAT_TOLERANCE = 1e-8  # relative to their size; as credit_groups, which sees tensors
 
 
 @dataclass(eq=False)
@@ -73,10 +73,12 @@ class Slot:
 
 @dataclass(eq=False)
 class Group:
-    """The leases that are consumed together; one, for methods without groups."""
+    """The leases that are consumed together; one, for methods without groups. `admitted`: whole,
+    and waiting for a batch."""
 
     group_id: str
     slots: list[Slot]
+    admitted: bool = False
 
     @property
     def whole(self) -> bool:
@@ -84,11 +86,10 @@ class Group:
 
     @property
     def flat(self) -> bool:
-        """Whether the members of a whole group all did alike: comparing them says nothing."""
+        """Whether the members of a whole group all have the same return."""
         returns = [slot.ended.episode_return for slot in self.slots if slot.ended is not None]
-        return len(returns) > 1 and max(returns) - min(returns) <= FLAT * max(
-            1.0, *map(abs, returns)
-        )
+        scale = max(1.0, *map(abs, returns))
+        return len(returns) > 1 and max(returns) - min(returns) <= FLAT_TOLERANCE * scale
 
     def given_up(self, max_attempts: int) -> bool:
         return any(slot.given_up(max_attempts) for slot in self.slots)

@@ -18,7 +18,7 @@ class LeasePool:
     """`slots` are the leases of open groups by id, `ready` the whole groups, first one first.
 
     `batches` were assembled so far, by this process or before: the next one has that number.
-    `flat` groups were replaced since the last one.
+    `flat` groups were replaced since the last one, `flat_before` in all batches before it.
     """
 
     def __init__(self, rules: SchedulerRules, order: LeaseOrder, journal: Journal) -> None:
@@ -31,6 +31,7 @@ class LeasePool:
         self.ready = list[Group]()
         self.batches = 0
         self.flat = 0
+        self.flat_before = 0
         self.next_group = 0
 
     def restore(
@@ -40,12 +41,14 @@ class LeasePool:
         next_group: int,
         batches: int,
         flat: int,
+        flat_before: int,
     ) -> None:
-        self.next_group, self.batches, self.flat = next_group, batches, flat
+        self.next_group, self.batches = next_group, batches
+        self.flat, self.flat_before = flat, flat_before
         for group in groups:
             self._open(group)
         for group in ready:
-            self._admit(group)
+            self._decide(group)
 
     def next(self, version: int) -> Slot | None:
         """Take out the next lease to hand out: one that waits, or the first of a new group."""
@@ -84,12 +87,14 @@ class LeasePool:
             return
         self._journal.counts["given_up"] += 1
         self._drop(self._groups[slot.plan.group_id], "a member of its group was given up")
+        if self._in_order:
+            self._decide_in_order()
 
     def finished(self, slot: Slot) -> None:
         """The newest attempt yielded an episode."""
         group = self._groups[slot.plan.group_id]
         if group.whole:
-            self._admit(group)
+            self._decide(group)
 
     def has_batch(self) -> bool:
         return len(self.ready) * self._rules.group_size >= self._rules.batch_episodes
@@ -105,6 +110,7 @@ class LeasePool:
         for group in self._next_groups():
             self._close(group)
         self.batches += 1
+        self.flat_before += self.flat
         self.flat = 0
         self._drop_stale()
 
@@ -115,25 +121,44 @@ class LeasePool:
     def _next_groups(self) -> list[Group]:
         return self.ready[: self._rules.batch_episodes // self._rules.group_size]
 
+    @property
+    def _in_order(self) -> bool:
+        """Whether groups are decided upon in the order of their leases: where a synchronous run
+        replaces flat ones, those that use up the limit must not depend on who was faster."""
+        return self._rules.max_staleness == 0 and self._rules.max_flat_batches > 0
+
+    def _decide(self, group: Group) -> None:
+        """What becomes of a group that is whole now."""
+        if self._in_order:
+            self._decide_in_order()
+        else:
+            self._admit(group)
+
+    def _decide_in_order(self) -> None:
+        for group in list(self._groups.values()):  # they were opened in this order
+            if not group.whole:
+                return
+            if not group.admitted:
+                self._admit(group)
+
     def _admit(self, group: Group) -> None:
-        """A whole group is ready, unless it is too old or, while more are to be had, flat."""
-        self.ready.append(group)
+        """A whole group waits for a batch, unless it is too old or, up to the limit, flat."""
         if self._is_stale(group):
             self._drop(group, "")
         elif group.flat and self.flat < self._max_flat:
             self.flat += 1
-            self._exclude(group, "flat")
+            for slot in group.slots:
+                assert slot.ended is not None
+                self._journal.exclude(slot.ended.episode_id, "flat")
+            self._close(group)
+        else:
+            group.admitted = True
+            self.ready.append(group)
 
     @property
     def _max_flat(self) -> int:
         rules = self._rules
         return rules.max_flat_batches * rules.batch_episodes // rules.group_size
-
-    def _exclude(self, group: Group, reason: str) -> None:
-        for slot in group.slots:
-            assert slot.ended is not None
-            self._journal.exclude(slot.ended.episode_id, reason)
-        self._close(group)
 
     def _open(self, group: Group) -> None:
         self._groups[group.group_id] = group
@@ -144,7 +169,7 @@ class LeasePool:
 
     def _close(self, group: Group) -> None:
         del self._groups[group.group_id]
-        if group.whole:
+        if group.admitted:
             self.ready.remove(group)
         for slot in group.slots:
             del self.slots[slot.plan.lease_id]

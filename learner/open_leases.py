@@ -33,7 +33,14 @@ class OpenLeases:
     def restore(self, state: RestoredState) -> None:
         """Go on with the leases of before a crash."""
         self.past = state.evaluations
-        self.pool.restore(state.groups, state.ready, state.next_group, state.batches, state.flat)
+        self.pool.restore(
+            state.groups,
+            state.ready,
+            state.next_group,
+            state.batches,
+            state.flat,
+            state.flat_before,
+        )
         for episode_id in state.orphans:
             self._journal.exclude(episode_id, "superseded")
 

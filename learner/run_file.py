@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection
+from types import MappingProxyType
 
 import msgspec
 
@@ -25,11 +26,13 @@ from capo.learner.run_ingest import Committed, store
 from capo.learner.run_leases import GrantedLease, Note, apply_notes, store_leases
 from capo.learner.run_rows import encode_numbers
 from capo.learner.run_schema import FILE_NAME
-from capo.protocol.errors import ProtocolError, RunFileError
+from capo.protocol.errors import ProtocolError, RunFileError, StorageFullError
 from capo.protocol.messages import Delivery
 
 Clock = Callable[[], float]
 NO_LIMITS = EpisodeLimits()
+NO_FACTS: Mapping[str, str] = MappingProxyType({})
+BUSY_S = 3.0  # for another transaction to end; a commit that takes longer waits for the disk
 
 
 class RunFile:
@@ -159,9 +162,14 @@ class RunFile:
                 self._owners.pop(note.episode_id, None)  # it is looked up if records still come
 
     def begin_update(
-        self, version: int, episode_ids: Sequence[str], notes: Sequence[Note] = ()
+        self,
+        version: int,
+        episode_ids: Sequence[str],
+        notes: Sequence[Note] = (),
+        facts: Mapping[str, str] = NO_FACTS,
     ) -> None:
-        """The update that starts from policy `version` takes these episodes, in this order.
+        """The update that starts from policy `version` takes these episodes, in this order; with
+        `facts` that change with it.
 
         Taking the same again (after a crash) is no change; taking others raises RunFileError.
         """
@@ -186,6 +194,7 @@ class RunFile:
                 [(version, episode_id) for episode_id in episode_ids],
             )
             apply_notes(connection, notes, now)
+            _store_facts(connection, facts)
 
     def finish_update(
         self,
@@ -245,12 +254,19 @@ class RunFile:
     def set_facts(self, facts: Mapping[str, str]) -> None:
         """Add or replace rows of the `run` table."""
         with self._transaction(synced=True) as connection:
-            connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", list(facts.items()))
+            _store_facts(connection, facts)
 
     @contextlib.contextmanager
     def _transaction(self, *, synced: bool) -> Iterator[Connection]:
-        with (
-            self._lock,
-            run_database.transaction(self.path, self._connection, synced=synced) as connection,
-        ):
-            yield connection
+        """StorageFullError if another transaction does not end: no caller hangs with the disk."""
+        if not self._lock.acquire(timeout=BUSY_S):
+            raise StorageFullError(f"the disk of {self.path} has not answered for {BUSY_S:g} s")
+        try:
+            with run_database.transaction(self.path, self._connection, synced=synced) as connection:
+                yield connection
+        finally:
+            self._lock.release()
+
+
+def _store_facts(connection: Connection, facts: Mapping[str, str]) -> None:
+    connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", list(facts.items()))

@@ -12,8 +12,7 @@ order does not depend on who was faster. Otherwise the groups that were whole fi
 import contextlib
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -26,7 +25,7 @@ from capo.learner.open_leases import OpenLeases
 from capo.learner.run_endings import EndedEpisode
 from capo.learner.run_file import RunFile
 from capo.learner.scheduler_rules import SchedulerRules
-from capo.learner.scheduler_status import Batch, SchedulerStatus, Wait
+from capo.learner.scheduler_status import Batch, SchedulerStatus, snapshot
 from capo.protocol.errors import CapoError, StorageFullError
 from capo.protocol.records import Lease, Task
 
@@ -201,14 +200,19 @@ class Scheduler:
                 return None
             again = self._version in self._retake
             episode_ids = self._retake[self._version] if again else self._leases.pool.peek_batch()
-            self._run_file.begin_update(self._version, episode_ids, self._journal.notes)
+            pool = self._leases.pool
+            flat_groups = 0 if again else pool.flat
+            facts = (
+                {scheduler_restore.FLAT_BEFORE: str(pool.flat_before + flat_groups)}
+                if flat_groups
+                else {}
+            )
+            self._run_file.begin_update(self._version, episode_ids, self._journal.notes, facts)
             self._journal.notes.clear()
-            flat_groups = 0
             if again:
                 del self._retake[self._version]
             else:
-                flat_groups = self._leases.pool.flat
-                self._leases.pool.remove_batch()
+                pool.remove_batch()
             self._taken = self._version
             del self._waits["batch"]
             return Batch(
@@ -261,18 +265,13 @@ class Scheduler:
     def status(self) -> SchedulerStatus:
         """A snapshot for `capo status` and the progress line."""
         with self._changed:
-            going_on = self._leases.round
-            return SchedulerStatus(
-                version=self._version,
-                batches=self._leases.pool.batches,
-                playing=dict(Counter(attempt.actor_id for attempt in self._leases.in_play())),
-                waiting=self._leases.num_waiting(),
-                buffered=self._leases.pool.num_buffered,
-                evaluation_done=going_on.num_done if going_on else 0,
-                evaluation_total=len(going_on.slots) if going_on else 0,
-                counts=dict(self._journal.counts),
-                last_error=self._errors.last_error,
-                waits=tuple(self._who_waits()),
+            return snapshot(
+                self._version,
+                self._leases,
+                self._journal.counts,
+                self._errors.last_error,
+                self._waits,
+                self._clock(),
             )
 
     # Inside; the condition is held
@@ -292,11 +291,3 @@ class Scheduler:
             with contextlib.suppress(StorageFullError):
                 self._run_file.record_leases([], self._journal.notes)
                 self._journal.notes.clear()
-
-    def _who_waits(self) -> Iterator[Wait]:
-        now = self._clock()
-        for what, since in self._waits.items():
-            yield Wait(who="the learner", whom=what, since_s=now - since)
-        for attempt in self._leases.oldest_in_play():
-            whom = f"actor {attempt.actor_id} to end episode {attempt.episode_id}"
-            yield Wait(who="the scheduler", whom=whom, since_s=now - attempt.since_s)

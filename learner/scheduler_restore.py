@@ -17,6 +17,7 @@ from capo.learner.scheduler_rules import SchedulerRules
 from capo.protocol.errors import RunFileError
 from capo.protocol.records import EpisodeStatus, Purpose, Task
 
+FLAT_BEFORE = "flat_groups_before"  # a fact: replaced up to the newest batch
 DROPPED = ("stale", "group", "flat")  # whole groups that no update takes
 
 
@@ -47,11 +48,12 @@ class PastEvaluations:
 @dataclass
 class RestoredState:
     """`ready` are the whole groups among `groups`, first finished first. `flat` groups were
-    replaced since the last batch. `orphans` are episodes of no open group, where a crash came
-    before that was written down."""
+    replaced since the last batch, `flat_before` up to it. `orphans` are episodes of no open group,
+    where a crash came before that was written down."""
 
     batches: int
     flat: int
+    flat_before: int
     next_group: int
     groups: list[Group]
     ready: list[Group]
@@ -79,13 +81,13 @@ def load(
     Raises RunFileError if the tasks are not the run's, or an update is missing.
     """
     with RunReader(path) as reader:
-        recorded_tasks = reader.facts().get("train_tasks", "")
+        facts = reader.facts()
         leases = reader.leases()
         episodes = {row.episode_id: row for row in reader.episodes()}
         updates = reader.updates()
         evaluation_rows = reader.evaluations()
     retake = _retake(path, updates, version)
-    if recorded_tasks != tasks_digest(tasks):
+    if facts.get("train_tasks", "") != tasks_digest(tasks):
         raise RunFileError(
             f"The training tasks are not those that {path} was started with: restore the "
             f"environment's data and options, or start a new run."
@@ -100,9 +102,12 @@ def load(
         if (group := _group(order, index, attempts, ended, consumed, rules.max_attempts))
         is not None
     ]
+    num_flat = sum(row.excluded == "flat" for row in episodes.values()) // rules.group_size
+    flat_before = int(facts.get(FLAT_BEFORE, "0"))
     return RestoredState(
         batches=max((row.version + 1 for row in updates), default=0),
-        flat=_flat_since_last_batch(leases, episodes, rules.group_size),
+        flat=num_flat - flat_before,
+        flat_before=flat_before,
         next_group=next_group,
         groups=groups,
         ready=_by_arrival([group for group in groups if group.whole], episodes),
@@ -149,17 +154,6 @@ def _newest_endings(
 def _next_group(leases: Sequence[LeaseRow], group_size: int) -> int:
     numbers = [row.number for row in leases if row.purpose == Purpose.TRAIN]
     return max(numbers) // group_size + 1 if numbers else 0
-
-
-def _flat_since_last_batch(
-    leases: Sequence[LeaseRow], episodes: Mapping[str, EpisodeRow], group_size: int
-) -> int:
-    """Groups that were replaced as flat since the newest batch was assembled: exact in synchronous
-    runs, where the leases of a batch have higher numbers than those of the one before."""
-    rows = [(row.number, episodes[row.episode_id]) for row in leases if row.episode_id in episodes]
-    newest = max((number for number, row in rows if row.consumed_by is not None), default=-1)
-    flat = sum(row.excluded == "flat" and number > newest for number, row in rows)
-    return flat // group_size
 
 
 def _by_arrival(whole: Sequence[Group], episodes: Mapping[str, EpisodeRow]) -> list[Group]:

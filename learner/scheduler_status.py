@@ -1,6 +1,11 @@
 """What the scheduler hands out and tells about itself: batches, counts, and who waits for whom."""
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
 from msgspec import Struct
+
+from capo.learner.open_leases import OpenLeases
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -43,3 +48,35 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     last_error: str
     waits: tuple[Wait, ...]
+
+
+def snapshot(
+    version: int,
+    leases: OpenLeases,
+    counts: Mapping[str, int],
+    last_error: str,
+    waits: Mapping[str, float],
+    now: float,
+) -> SchedulerStatus:
+    """`waits`: what the main thread waits for, since when."""
+    going_on = leases.round
+    return SchedulerStatus(
+        version=version,
+        batches=leases.pool.batches,
+        playing=dict(Counter(attempt.actor_id for attempt in leases.in_play())),
+        waiting=leases.num_waiting(),
+        buffered=leases.pool.num_buffered,
+        evaluation_done=going_on.num_done if going_on else 0,
+        evaluation_total=len(going_on.slots) if going_on else 0,
+        counts=dict(counts),
+        last_error=last_error,
+        waits=tuple(_who_waits(leases, waits, now)),
+    )
+
+
+def _who_waits(leases: OpenLeases, waits: Mapping[str, float], now: float) -> Iterator[Wait]:
+    for what, since in waits.items():
+        yield Wait(who="the learner", whom=what, since_s=now - since)
+    for attempt in leases.oldest_in_play():
+        whom = f"actor {attempt.actor_id} to end episode {attempt.episode_id}"
+        yield Wait(who="the scheduler", whom=whom, since_s=now - attempt.since_s)

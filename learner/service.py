@@ -5,6 +5,7 @@ lock guards what both read. Knows no tensors.
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -47,6 +48,7 @@ from capo.protocol.server import Server
 logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
+REPORT_EVERY_S = 0.5  # a report costs a look at every actor and lease; more questions get the same
 SLOW_COMMIT_S = 1.0  # beyond it somebody may want to look at the disk
 
 
@@ -78,8 +80,7 @@ class Service:
         self._network = network
         self._run_file = run_file
         self._scheduler = scheduler
-        self._note = note
-        self._note_refusal = Seldom(note)
+        self._note = Seldom(note, burst=256)
         self._warn = Seldom(logger.warning)
         self._clock = clock
         self._lock = threading.RLock()
@@ -95,6 +96,7 @@ class Service:
         self._draining = False
         self._doing = ("starting", clock())
         self._status_at = clock()
+        self._reported = (-math.inf, b"")  # when, and what
         self._server = Server(
             network.bind,
             self,
@@ -107,7 +109,7 @@ class Service:
 
     def hello(self, hello: Hello) -> Welcome | Refused:
         if reason := refusal(hello, self._run_id, self._setup.tokenizer_digest):
-            self._note_refusal(f"{hello.actor_name} was refused: {reason}")
+            self._note(f"{hello.actor_name} was refused: {reason}")
             return Refused(reason=reason)
         with self._lock:
             self._unnamed[hello.actor_id] = hello.actor_name
@@ -171,7 +173,10 @@ class Service:
                 self._scheduler.not_received(actor_id, overdue)
 
     def report(self) -> bytes:
-        return msgspec.json.encode(self.status())
+        now = self._clock()
+        if now >= self._reported[0] + REPORT_EVERY_S:
+            self._reported = (now, msgspec.json.encode(self.status()))
+        return self._reported[1]
 
     def lost(self, actor_id: str, reason: str) -> None:
         with self._lock:
@@ -197,6 +202,8 @@ class Service:
         self.deal()
         if now >= self._status_at:
             self._status_at = now + STATUS_EVERY_S
+            self._note.due()
+            self._warn.due()
             self._name_actors()
             write_status(self._run_dir, self.status())
 
@@ -211,7 +218,7 @@ class Service:
             try:
                 dealt = self._scheduler.deal(free)
             except StorageFullError as error:
-                logger.warning("no leases are handed out: %s", error)
+                self._warn(f"no leases are handed out: {error}")
                 return
             for actor_id, leases in dealt.items():
                 self._book.granted(actor_id, [lease.episode_id for lease in leases])

@@ -192,8 +192,13 @@ class ActorClient:
 
     @property
     def num_waiting(self) -> int:
-        """Deliveries that do not fit into the window: the learner has to commit earlier ones."""
+        """Calls of `deliver` that do not fit into the window: earlier ones have to be acked."""
         return self._outbox.num_waiting
+
+    @property
+    def num_acked(self) -> int:
+        """Deliveries that the learner committed."""
+        return self._outbox.acked
 
     async def flush(self, timeout_s: float) -> None:
         """Return when everything delivered is acked; raises PeerLostError after `timeout_s`."""

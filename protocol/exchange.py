@@ -68,6 +68,7 @@ class Exchange:
 
     def beat(self, now: float, stall_s: float, heartbeat: LearnerHeartbeat) -> None:
         """Send heartbeats that are due and find who is silent; `stall_s` long we did not listen."""
+        self._warn.due()
         frames = encode(heartbeat)
         for session in list(self._sessions.values()):
             if session.gone:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 _STEERING = re.compile(
     r"[\x00-\x1f\x7f-\x9f"  # control characters
     r"\u2028\u2029"  # line and paragraph separators
-    r"\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the direction in which text runs
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the direction in which text runs
     r"\ud800-\udfff]"  # lone surrogates, which cannot be printed
 )
 
@@ -24,26 +24,46 @@ def first_line(error: Exception) -> str:
 
 
 class Seldom:
-    """Passes one sentence in `every_s` seconds on to `say`, with the number of those left out."""
+    """Passes sentences on to `say`: `burst` at once, and one in `every_s` seconds after that.
+
+    What was left out is counted, and told with the last of it when `due` finds that there is time.
+    """
 
     def __init__(
         self,
         say: Callable[[str], None],
+        burst: int = 8,
         every_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._say = say
+        self._burst = burst
         self._every_s = every_s
         self._clock = clock
-        self._next_at = 0.0
+        self._free = float(burst)
+        self._counted_at = clock()
         self._left_out = 0
+        self._last = ""
 
     def __call__(self, sentence: str) -> None:
-        now = self._clock()
-        if now < self._next_at:
+        if self._take():
+            self._say(sentence)
+        else:
             self._left_out += 1
-            return
-        self._next_at = now + self._every_s
-        more = f" (and {self._left_out} more before it)" if self._left_out else ""
-        self._left_out = 0
-        self._say(sentence + more)
+            self._last = sentence
+
+    def due(self) -> None:
+        """To be called now and then."""
+        if self._left_out and self._take():
+            others = f" (and {self._left_out - 1} more like it)" if self._left_out > 1 else ""
+            self._left_out = 0
+            self._say(self._last + others)
+
+    def _take(self) -> bool:
+        now = self._clock()
+        self._free = min(self._burst, self._free + (now - self._counted_at) / self._every_s)
+        self._counted_at = now
+        if self._free < 1:
+            return False
+        self._free -= 1
+        return True

@@ -1,7 +1,12 @@
 """Asks a learner for its status: one question and one answer on a connection of its own."""
 
+import contextlib
+import functools
 import math
+import operator
 import time
+from socket import getaddrinfo
+from urllib.parse import urlsplit
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -12,39 +17,45 @@ from capo.protocol.keys import ActorKeys
 from capo.protocol.link import NO_HANDSHAKE, SETUP_LIMITS
 from capo.protocol.messages import Refused, StatusReport, StatusRequest, ToActor
 
-_FAULTS = {
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not let this key in",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: NO_HANDSHAKE,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: NO_HANDSHAKE,
-}
+RETRY_MS = 200
+POLL_S = 0.05
+
 _STUCK = (
     "it takes the connection but does not answer: its process is frozen or stuck, or it is no "
     "learner of capo"
 )
-_NOTES = _FAULTS | {
+_NOTES = {
     zmq.EVENT_CLOSED: "nobody listens there",
     zmq.EVENT_CONNECTED: _STUCK,
     zmq.EVENT_HANDSHAKE_SUCCEEDED: _STUCK,
+    zmq.EVENT_DISCONNECTED: "it breaks the connection",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: NO_HANDSHAKE,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: NO_HANDSHAKE,
 }
+_AFTER_ANY_FAILURE = (zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECTED)
 
 
-def ask_status(address: str, keys: ActorKeys | None = None, timeout_s: float = 5.0) -> bytes:
-    """JSON of a LearnerStatus. Blocks for at most `timeout_s`.
+def ask_status(address: str, keys: ActorKeys | None = None, timeout_s: float = 10.0) -> bytes:
+    """JSON of a LearnerStatus. Blocks for at most `timeout_s`, and while a name is looked up.
 
     Raises:
         RefusedError: it does not answer such questions, or not to this key.
         PeerLostError: there was no answer in time; the message names the last thing seen.
     """
+    _look_up(address)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a learner that is not there
         socket.setsockopt(zmq.MAXMSGSIZE, SETUP_LIMITS.max_message_bytes)
+        socket.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
         socket.setsockopt(zmq.IPV6, int("[" in address))
         if keys is not None:
             keys.apply(socket)
-        monitor = socket.get_monitor_socket(sum(_NOTES))
+        monitor = socket.get_monitor_socket(
+            functools.reduce(operator.or_, [*_NOTES, zmq.EVENT_HANDSHAKE_FAILED_AUTH])
+        )
         try:
             socket.connect(address)
-            socket.send_multipart(encode(StatusRequest()))
             return _answer(socket, monitor, address, timeout_s)
         except zmq.ZMQError as error:
             raise CapoError(f"cannot connect to {address}: {error.strerror}") from None
@@ -56,13 +67,19 @@ def ask_status(address: str, keys: ActorKeys | None = None, timeout_s: float = 5
 def _answer(
     socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]", address: str, timeout_s: float
 ) -> bytes:
+    """Asks on every new connection: a learner that came back does not know the question."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(monitor, zmq.POLLIN)
     note = "nobody has answered yet"
+    asked = False
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
-        ready = dict(poller.poll(math.ceil(left_s * 1e3)))
+        if not asked:
+            with contextlib.suppress(zmq.Again):
+                socket.send_multipart(encode(StatusRequest()), zmq.DONTWAIT)
+                asked = True
+        ready = dict(poller.poll(math.ceil((left_s if asked else min(left_s, POLL_S)) * 1e3)))
         if socket in ready:
             decoder: FrameDecoder[ToActor] = FrameDecoder(ToActor, SETUP_LIMITS)
             message = decoder.decode(socket.recv_multipart())
@@ -72,7 +89,20 @@ def _answer(
                 raise RefusedError(f"the learner at {address} does not tell: {message.reason}")
         if monitor in ready:
             event = recv_monitor_message(monitor)["event"]
-            note = _NOTES[zmq.Event(event)]
-            if event in _FAULTS:
-                raise RefusedError(f"the learner at {address} does not tell: {note}")
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise RefusedError(
+                    f"the learner at {address} does not tell: it does not let this key in"
+                )
+            asked = asked and event != zmq.EVENT_DISCONNECTED
+            if note != NO_HANDSHAKE or event not in _AFTER_ANY_FAILURE:
+                note = _NOTES[zmq.Event(event)]
     raise PeerLostError(f"no status from {address} in {timeout_s:g} s: {note}")
+
+
+def _look_up(address: str) -> None:
+    """libzmq would try in silence for ever."""
+    host = urlsplit(address).hostname
+    try:
+        getaddrinfo(host, None)
+    except OSError as error:
+        raise PeerLostError(f"no machine is known by the name {host!r}: {error.strerror}") from None

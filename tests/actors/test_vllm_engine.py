@@ -338,7 +338,7 @@ def test_a_failed_probe_stops_the_engine_and_what_it_was_sampling(
 def test_an_engine_that_hangs_is_given_up_by_name_of_the_order_it_hung_in(
     engine_world: EngineWorld,
 ) -> None:
-    engine = engine_world.engine
+    engine, limit_s = engine_world.engine, engine_world.engine._core._limit_s
     engine._core._broken = ""
     engine._core._limit_s = 2.0
     (core,) = engine._core.llm.engine_core.resources.engine_manager.processes
@@ -353,6 +353,7 @@ def test_an_engine_that_hangs_is_given_up_by_name_of_the_order_it_hung_in(
             sampling.result(30)
     finally:
         os.kill(core.pid, signal.SIGCONT)
+        engine._core._limit_s = limit_s
 
 
 def test_a_killed_engine_process_is_noticed_without_a_request(engine_world: EngineWorld) -> None:

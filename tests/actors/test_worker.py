@@ -487,11 +487,40 @@ def test_the_learner_hears_when_its_commits_are_waited_for(setup, word_tokenizer
 
             def waits() -> bool:
                 beats = world.learner.told(ActorHeartbeat)
-                return any("the learner to commit" in beat.waiting_for for beat in beats)
+                return any(
+                    "the learner to commit earlier steps" in beat.waiting_for for beat in beats
+                )
 
             await world.learner.until(waits, "it says so")
             world.learner.gate.set()
             assert len(await world.ends(5)) == 5
             await world.leave()
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_that_leaves_does_not_wait_for_ever_for_a_learner_that_commits_nothing(
+    setup, word_tokenizer, monkeypatch
+) -> None:
+    monkeypatch.setattr("capo.actors.worker.FLUSH_TIMEOUT_S", 1.0)
+
+    async def scenario() -> None:
+        async with World(setup, word_tokenizer, version=0) as world:
+            await world.ready()
+            world.learner.gate.clear()
+            world.learner.send(Grant(leases=tuple(lease(i) for i in range(12))))
+            await world.learner.until(
+                lambda: any(
+                    "earlier steps" in b.waiting_for for b in world.learner.told(ActorHeartbeat)
+                ),
+                "the window is full",
+            )
+            world.worker.drain("Ctrl-C")
+            await asyncio.wait_for(world.running, 15)
+            world.learner.gate.set()
+            said = "\n".join(world.lines)
+            assert "dropping 3 episodes: the learner has committed nothing for 1 s" in said
+            assert "leaving without an ack: the learner at" in said
+            assert "did not ack 4 deliveries" in said
 
     asyncio.run(scenario())

@@ -146,6 +146,7 @@ def _check_updates(
                 whole and len({task for _, task in places}) == 1,
                 f"update {version} has group {group} with {sorted(places)}",
             )
+    _check_flat(database, found, members, group_size)
     twice = [name for name, count in trained.items() if count > 1]
     found.require(not twice, f"trained in two updates: {twice[:5]}")
     found.require(done == list(range(len(done))), f"updates are done with gaps: {done[-20:]}")
@@ -156,6 +157,23 @@ def _check_updates(
     )
     found.figures |= {"updates": len(done), "episodes trained": sum(trained.values())}
     found.require(len(done) > 0, "no update was done at all")
+
+
+def _check_flat(
+    database: sqlite3.Connection, found: Findings, members: dict, group_size: int
+) -> None:
+    """What was replaced as flat were whole groups of equal returns."""
+    replaced = defaultdict(list)
+    for name, total in database.execute(
+        "SELECT episode_id, episode_return FROM episodes WHERE excluded = 'flat'"
+    ):
+        replaced[members[name][0]].append(total)
+    for group, returns in replaced.items():
+        found.require(
+            len(returns) == group_size > 1 and max(returns) - min(returns) < 1e-6,
+            f"group {group} was replaced as flat with the returns {returns}",
+        )
+    found.figures["flat groups replaced"] = len(replaced)
 
 
 def _check_leases(database: sqlite3.Connection, found: Findings, group_size: int) -> None:

@@ -19,6 +19,7 @@ ACTOR_FAULTS = ("kill_actor", "freeze_actor", "cut_actor", "tear_message", "dist
 METHODS = {
     "capo": ('algorithm.preset="capo"',),
     "grpo": ('algorithm.preset="grpo"', "scheduler.group_size=4"),
+    "dapo": ('algorithm.preset="dapo"', "scheduler.group_size=4"),  # replaces flat groups
 }
 
 
@@ -37,7 +38,7 @@ def storm(
             fleet.run_dir,
             fleet.logs,
             batch=12,
-            group_size=4 if method == "grpo" else 1,
+            group_size=1 if method == "capo" else 4,
             staleness=1,
         )
         found.require(code == 130, f"the learner ended with exit code {code} after SIGINT")

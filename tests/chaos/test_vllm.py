@@ -1,7 +1,9 @@
 """Real vLLM engines: some come and go while weights are sent, one stays through everything."""
 
+import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -24,16 +26,16 @@ PATIENCE_S = 240.0  # for one update, while engines start
 GUESTS = 10
 
 
-def engines(fleet: Fleet) -> int:
-    """How many proved the newest weights."""
-    lines = read_metrics(fleet.run_dir)
-    return int(lines[-1].get("sync/engines", 0)) if lines else 0
-
-
 def wait_for_engines(fleet: Fleet, count: int) -> int:
     """Until so many have proved the same new weights; returns that version."""
-    fleet.wait(lambda: engines(fleet) == count, f"{count} engines have the weights", PATIENCE_S)
-    return fleet.updates()
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        lines = read_metrics(fleet.run_dir)
+        if lines and lines[-1].get("sync/engines", 0) == count:
+            return int(lines[-1]["version"])
+        fleet.look()
+        assert time.monotonic() < deadline, f"{count} engines never came\n{fleet.story()}"
+        time.sleep(0.3)
 
 
 def leave(fleet: Fleet, guest: Actor, how: str) -> None:
@@ -103,3 +105,21 @@ def test_a_storm_with_a_real_engine_among_the_scripted_ones(start_fleet):
     found = check(fleet.run_dir, fleet.logs, batch=12, group_size=1, staleness=1)
     print(found, dict(fleet.injected))
     assert found.faults == []
+
+
+def test_an_actor_whose_engine_hangs_ends_with_the_order_it_hung_in(start_fleet):
+    fleet = start_fleet(*REAL, "rollout.engine_timeout_s=8.0")
+    actor = fleet.add_vllm_actor()
+    wait_for_engines(fleet, 1)
+    cores = [pid for pid in actor.process.descendants() if "EngineCore" in name_of(pid)]
+    assert cores
+    actor.doomed = True
+    for pid in cores:
+        os.kill(pid, signal.SIGSTOP)
+    assert actor.process.wait(120) == 1
+    assert "the inference engine hangs: it did not" in actor.process.text()
+    fleet.look()  # the learner waits for another one
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")

@@ -136,7 +136,11 @@ def test_a_method_that_drops_flat_groups_has_them_replaced(minimal: Path) -> Non
     assert load(minimal, ["algorithm=dapo"]).scheduler.max_flat_batches == 10
     chosen = load(minimal, ["algorithm=dapo", "scheduler.max_flat_batches=2"])
     assert chosen.scheduler.max_flat_batches == 2
-    assert "group_size is 1" in refusal(minimal, "scheduler.max_flat_batches=3")
+    assert "action_gae" in refusal(minimal, "scheduler.max_flat_batches=3")
+    gigpo = ["algorithm=gigpo", "algorithm.drop_flat_groups=true"]  # compares states as well
+    assert load(minimal, gigpo).scheduler.max_flat_batches == 0
+    recorded = to_json(chosen).replace(b'"max_flat_batches":2,', b"")  # of an older version
+    assert from_json(recorded).scheduler.max_flat_batches == 0
     assert "must not be negative" in refusal(minimal, "scheduler.max_flat_batches=-2")
 
 

@@ -54,6 +54,7 @@ def capo(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         (["replay", "no_such_run"], ["no_such_run"]),
         (["report", "no_such_run"], ["no_such_run"]),
         (["status", "no_such_run"], ["no_such_run"]),
+        (["status", "somewhere", "--insecure"], ["--insecure", "address"]),
         (["status", "tcp://nowhere"], ["tcp://HOST:PORT"]),
         (["status", "tcp://192.0.2.1:5555"], ["--keys", "--insecure"]),
         (["status", "tcp://127.0.0.1:5555", "--keys", "no.key"], ["no.key"]),

@@ -235,6 +235,34 @@ def test_a_policy_that_always_succeeds_still_gets_its_batches(make_world):
     assert world.excluded()["flat"] == 4
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_a_synchronous_run_replaces_does_not_depend_on_who_was_faster(make_world, backwards):
+    world = make_world(group_size=2, max_flat_batches=1, batch_episodes=6)
+    for _ in range(2):
+        world.deal(ann=6)
+        for episode_id in sorted(world.held["ann"], reverse=backwards):
+            number = int(episode_id[1:9])
+            world.end("ann", episode_id, reward=float(number == 3))  # one group has contrast
+    world.deal(ann=6)
+    world.end_all("ann")
+    assert world.numbers(world.train()) == [2, 3, 8, 9, 10, 11]
+    assert world.excluded()["flat"] == 6
+
+
+def test_an_asynchronous_run_remembers_what_was_replaced_since_its_newest_batch(make_world):
+    world = make_world(group_size=2, max_flat_batches=1, max_staleness=1)
+    play_groups(world, (1, 0), (1, 0), (1, 1), (0, 0))  # two are replaced, for the first batch
+    assert world.train().flat_groups == 2
+    world.restart()
+    play_groups(world, (1, 1), (1, 0), (1, 1), (1, 1))  # two more for the second; one more is kept
+    assert world.scheduler.status().buffered == 4
+    world.restart()
+    assert world.scheduler.status().buffered == 4
+    batch = world.train()
+    assert batch.flat_groups == 2
+    assert world.excluded()["flat"] == 8
+
+
 def test_without_max_flat_batches_every_group_is_taken(make_world):
     world = make_world(group_size=2)
     play_groups(world, (1, 1), (0, 0))

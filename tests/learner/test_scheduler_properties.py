@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
@@ -16,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from capo.learner.lease_book import FAILURES
-from capo.learner.run_reader import RunReader
+from capo.learner.run_reader import EpisodeRow, LeaseRow, RunReader
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.protocol.records import EpisodeStatus
 from tests.learner.run_records import task
@@ -183,11 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.restart(max(0, self.world.version - back))
         if self.evaluating:
             self.evaluating = False
-        elif (
-            back == 0
-            and heard_all
-            and not (self.world.rules.max_flat_batches and self.world.rules.max_staleness)
-        ):
+        elif back == 0 and heard_all:
             after = self.world.scheduler.status()
             for name in ("version", "batches", "playing", "waiting", "buffered"):
                 assert getattr(after, name) == getattr(before, name), name
@@ -242,13 +239,11 @@ def check_books(world: World) -> None:
         assert all(members == list(range(rules.group_size)) for members in groups.values())
     for row in episodes:
         assert (row.consumed_by is not None) == (row.episode_id in trained)
-        if row.excluded == "flat":
-            assert rules.max_flat_batches > 0
-            assert rules.group_size > 1
         if row.consumed_by is not None:
             assert row.excluded == ""
             assert row.status in ("terminated", "truncated")
             assert row.consumed_by - row.min_version <= rules.max_staleness
+    check_flat_groups(rules, leases, episodes)
     fates = Counter(row.lease_id for row in leases if row.episode_id in trained)
     assert set(fates.values()) <= {1}
     excluded = {row.episode_id: row.excluded for row in episodes}
@@ -269,6 +264,22 @@ def check_books(world: World) -> None:
     for row in leases:
         if row.purpose == "train" and row.lease_id not in fates:
             assert row.group_id in dropped, f"{row.lease_id} was neither trained on nor counted"
+
+
+def check_flat_groups(
+    rules: SchedulerRules, leases: Sequence[LeaseRow], episodes: Sequence[EpisodeRow]
+) -> None:
+    """Whole groups whose members all did alike were replaced, and never more than allowed."""
+    group_of = {row.episode_id: row.group_id for row in leases}
+    replaced = defaultdict[str, list[float]](list)
+    for row in episodes:
+        if row.excluded == "flat":
+            replaced[group_of[row.episode_id]].append(row.episode_return)
+    for returns in replaced.values():
+        assert len(returns) == rules.group_size > 1
+        assert len(set(returns)) == 1
+    groups_in_batch = rules.batch_episodes // rules.group_size
+    assert len(replaced) <= rules.max_flat_batches * groups_in_batch * rules.updates
 
 
 def _fast_folder() -> str | None:

@@ -1,5 +1,6 @@
 """The learner as actors see it: over real sockets, with a real scheduler and run file."""
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from capo.configs.schema import NetworkConfig, RolloutConfig
 from capo.learner.run_file import RunFile
+from capo.learner.run_ingest import store
 from capo.learner.scheduler import Scheduler
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.learner.service import Service
@@ -21,6 +23,7 @@ from capo.protocol.messages import (
     Grant,
     Ready,
 )
+from capo.protocol.status_query import ask_status
 from tests.learner.run_records import episode, new_run, task
 from tests.protocol.wire import RawActor, make_hello, wait_until
 
@@ -168,25 +171,34 @@ def test_an_actor_may_join_while_the_disk_is_full(rig, monkeypatch):
 
 
 def test_the_status_says_since_when_a_commit_waits_for_the_disk(rig, monkeypatch):
+    """Also while an actor joins and another one falls silent, which would write to it too."""
     disk = threading.Event()
-    commit = rig.run_file.commit
 
     def slow(*arguments):
-        assert disk.wait(20)
-        return commit(*arguments)
+        assert disk.wait(60)
+        return store(*arguments)
 
-    monkeypatch.setattr(rig.run_file, "commit", slow)
-    with Player(rig.address, "ann") as ann:
-        [first, _] = granted(ann)
+    monkeypatch.setattr("capo.learner.run_file.store", slow)
+    monkeypatch.setattr("capo.learner.run_file.BUSY_S", 0.3)
+    with Player(rig.address, "ann") as ann, Player(rig.address, "bob") as bob:
+        [first] = granted(ann)
         assert rig.service.status().waits == ()
+        ann.held = (first,)
         ann.send(episode(1, first))
-        wait_until(lambda: rig.service.status().waits != (), "the status says so")
+        ann.beat_until(lambda: rig.service.status().waits != (), "the status says so")
         [wait] = rig.service.status().waits
         assert (wait.who, wait.whom) == (
             "the commit of deliveries",
             f"the disk of {rig.run_file.path}",
         )
         assert wait.since_s > 1.0
+        assert bob.welcome.run_id == "run"
+        ann.beat_until(lambda: any("bob is gone" in note for note in rig.notes), "bob is gone")
+        with Player(rig.address, "cat") as cat:
+            assert cat.welcome.run_id == "run"
+            asked = json.loads(ask_status(rig.address))
+            assert [one["whom"] for one in asked["waits"]] == [wait.whom]
+            assert "cat" in [actor["actor_id"] for actor in asked["actors"]]
         disk.set()
         wait_until(lambda: rig.run_file.last_sequence("ann") == 1, "the delivery is stored")
         wait_until(lambda: rig.service.status().waits == (), "nobody waits any more")

@@ -7,13 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from capo.launch.main import main
 from capo.launch.progress import Progress
+from capo.learner.run_file import RunFile
 from capo.learner.scheduler_status import SchedulerStatus
 from capo.learner.status_file import ActorStatus, LearnerStatus, status_lines
 from capo.learner.text_table import text_table
 from capo.protocol.sayings import Seldom, plain
 
 EVIL = "ann\x1b]0;owned\x07\x1b[2J\nlearner: all is well\u202egpj.exe\x9b31m\r"
+DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 HARMLESS = "ann\\x1b]0;owned\\x07\\x1b[2J\\nlearner: all is well\\u202egpj.exe\\x9b31m\\r"
 
 
@@ -26,7 +29,9 @@ def test_what_would_steer_a_terminal_is_shown_instead():
 def test_nothing_gets_through_on_a_second_line_or_as_a_control(text):
     shown = plain(text)
     assert len(shown.splitlines()) <= 1
-    assert not any(unicodedata.category(character) in ("Cc", "Cs") for character in shown)
+    for character in shown:
+        assert unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+        assert character not in DIRECTIONS
     shown.encode("utf-8")
     assert plain(shown) == shown
 
@@ -38,7 +43,14 @@ def test_a_name_cannot_write_on_the_learners_terminal():
     assert out.getvalue() == f"{HARMLESS} joined.\n"
 
 
-def test_neither_can_a_status_nor_a_report():
+def test_neither_can_a_run_that_a_stranger_made(tmp_path, capsys):
+    facts = {"run_id": "r", "config": "{}", "version.capo-rl": EVIL}
+    RunFile.create(tmp_path, facts).close()
+    assert main(["status", str(tmp_path)]) == 2
+    assert f"written by {HARMLESS}" in capsys.readouterr().err
+
+
+def test_neither_can_a_status_nor_a_table():
     actor = ActorStatus(
         actor_id=EVIL, name=EVIL, ready=True, weights_version=0, playing=0, capacity=1,
         waiting_for=EVIL, connected_s=0.0, silent_s=0.0, metrics={},
@@ -54,14 +66,22 @@ def test_neither_can_a_status_nor_a_report():
         assert plain(line) == line
 
 
-def test_a_flood_of_sentences_is_told_once_a_second_with_their_number():
+def test_of_a_flood_of_sentences_the_first_are_told_and_then_one_a_second_with_their_number():
     now = [100.0]
     told: list[str] = []
-    say = Seldom(told.append, clock=lambda: now[0])
+    say = Seldom(told.append, burst=2, clock=lambda: now[0])
     for number in range(1000):
         say(f"refused {number}")
-    assert told == ["refused 0"]
-    now[0] += 1.5
-    say("refused again")
-    say("and again")
-    assert told == ["refused 0", "refused again (and 999 more before it)"]
+    say.due()
+    assert told == ["refused 0", "refused 1"]
+    now[0] += 1.0
+    say.due()
+    say.due()
+    assert told[2:] == ["refused 999 (and 997 more like it)"]
+    now[0] += 60.0
+    for number in range(3):
+        say(f"later {number}")
+    assert told[3:] == ["later 0", "later 1"]
+    now[0] += 1.0
+    say.due()
+    assert told[5:] == ["later 2"]

@@ -61,6 +61,26 @@ def test_who_takes_the_connection_but_is_stuck_is_told_apart():
         assert time.monotonic() - started < 5.0
 
 
+def test_a_learner_that_came_back_is_asked_again(ledger):
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as first:
+        first.setsockopt(zmq.LINGER, 0)
+        address = f"tcp://127.0.0.1:{first.bind_to_random_port('tcp://127.0.0.1')}"
+        answers: list[bytes] = []
+        asking = Thread(target=lambda: answers.append(ask_status(address)))
+        asking.start()
+        assert first.poll(5000)  # it got the question, and ends before it answers
+    second = Server(address, ledger)
+    second.start()
+    asking.join(20)
+    second.close()
+    assert answers == [ledger.report()]
+
+
+def test_a_name_that_nobody_has_is_told_at_once():
+    with pytest.raises(PeerLostError, match="no machine is known by the name 'no-such-host"):
+        ask_status("tcp://no-such-host.invalid:5555")
+
+
 def test_a_learner_with_keys_answers_those_it_lets_in_alone(tmp_path, ledger):
     learner_path, actor_path = generate(tmp_path / "keys")
     server = Server("tcp://127.0.0.1:0", ledger, keys=load_learner_keys(learner_path))
