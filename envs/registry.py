@@ -5,8 +5,10 @@ Every mistake of a configuration ends as one ConfigError sentence that names the
 
 import difflib
 import importlib
+import inspect
 import os
 import sys
+import typing
 from collections.abc import Iterable
 from typing import TypeVar, cast
 
@@ -21,7 +23,8 @@ StructType = TypeVar("StructType", bound=msgspec.Struct)
 def load_factory(name: str, options: Options) -> EnvFactory:
     """Imports `module:name` and calls it with `options`; ConfigError for what does not work.
 
-    Modules are looked for where Python does, and in the current folder.
+    It is a class that is an EnvFactory, or a function annotated to return one. Modules are looked
+    for where Python does, and in the current folder.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -57,10 +60,10 @@ def load_factory(name: str, options: Options) -> EnvFactory:
         )
         raise ConfigError(f"environment.factory: {module_name} has no {attribute!r}{hint}")
     maker = getattr(module, attribute)
-    if not callable(maker):
+    if not _is_factory(_what_it_makes(maker)):
         raise ConfigError(
-            f"environment.factory {name!r} is a {type(maker).__name__}; it must be callable with"
-            " the options and return a factory"
+            f"environment.factory {name!r} is a {type(maker).__name__} and not called: it must be a"
+            " class with tasks() and make(), or a function that is annotated to return one"
         )
     try:
         factory = maker(options)
@@ -71,13 +74,27 @@ def load_factory(name: str, options: Options) -> EnvFactory:
             f"environment.factory {name!r} could not be called with its options: "
             f"{type(error).__name__}: {error}"
         ) from error
-    for method in ("tasks", "make"):
-        if not callable(getattr(factory, method, None)):
-            raise ConfigError(
-                f"environment.factory {name!r} returned a {type(factory).__name__} without"
-                f" {method}(); it must return a capo.envs.api.EnvFactory"
-            )
+    if not _is_factory(factory):
+        raise ConfigError(
+            f"environment.factory {name!r} returned a {type(factory).__name__} without tasks() or"
+            " make(); it must return a capo.envs.api.EnvFactory"
+        )
     return cast(EnvFactory, factory)
+
+
+def _what_it_makes(maker: object) -> object:
+    """The class that calling `maker` gives, by its word. The name may come from a stranger's run
+    file or from a learner, so nothing is called that does not say that it makes environments."""
+    if inspect.isclass(maker) or not callable(maker):
+        return maker
+    try:
+        return typing.get_type_hints(maker).get("return")
+    except Exception:  # annotations that cannot be resolved say nothing
+        return None
+
+
+def _is_factory(thing: object) -> bool:
+    return all(callable(getattr(thing, method, None)) for method in ("tasks", "make"))
 
 
 def read_options(options: Options, struct: type[StructType]) -> StructType:

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import zmq
+from msgspec.structs import replace
 
+from capo.configs.load import load, to_json
+from capo.launch.main import main
 from capo.learner.model import Precision, load_critic, load_policy
+from capo.learner.run_file import RunFile
 from capo.protocol.handshake import KeyHolders
 from capo.protocol.keys import ActorKeys, generate, load_actor_keys, load_learner_keys
 from capo.protocol.messages import Ack, Drain, Ready, Refused, Reintroduce
@@ -269,6 +273,19 @@ def test_a_model_whose_weights_are_a_pickle_is_not_loaded(load, tmp_path) -> Non
 
 
 VLLM_FILES = [file for file in FILES if "vllm" in file.read_text(encoding="utf-8").lower()]
+
+
+def test_a_run_file_cannot_name_a_command_as_its_environment(tmp_path, capsys) -> None:
+    """`subprocess.run({"touch": 1, PATH: 2})` would be `touch PATH`."""
+    mark = tmp_path / "mark"
+    config = load("quickstart", [f'run_dir="{tmp_path / "run"}"'])
+    environment = replace(config.environment, factory="subprocess:run")
+    environment = replace(environment, options={"touch": 1, str(mark): 2})
+    facts = {"run_id": "r", "config": to_json(replace(config, environment=environment)).decode()}
+    RunFile.create(tmp_path / "run", facts).close()
+    assert main(["learner", "--resume", str(tmp_path / "run")]) == 2
+    assert "'subprocess:run' is a function and not called" in capsys.readouterr().err
+    assert not mark.exists()
 
 
 def test_vllms_rpc_gets_method_names_and_plain_arguments() -> None:

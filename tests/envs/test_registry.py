@@ -62,14 +62,23 @@ def test_a_missing_attribute_is_refused_with_the_nearest_one():
         load_factory("capo.envs.household:mke", {})
 
 
-def test_something_that_cannot_be_called_is_refused(module):
-    module.make = ("not", "callable")
-    with pytest.raises(ConfigError, match="is a tuple; it must be callable"):
+def refuse_to_be_called(options):
+    raise AssertionError("it was called")
+
+
+def promise(options) -> Factory:
+    return {}
+
+
+@pytest.mark.parametrize("maker", [("not", "callable"), dict, refuse_to_be_called])
+def test_what_does_not_say_that_it_makes_environments_is_not_called(module, maker):
+    module.make = maker
+    with pytest.raises(ConfigError, match=r"not called: it must be a class with tasks\(\)"):
         load_factory("house_of_tests:make", {})
 
 
-def test_something_that_makes_no_factory_is_refused(module):
-    module.make = dict
+def test_a_function_that_breaks_its_promise_is_refused(module):
+    module.make = promise
     with pytest.raises(ConfigError, match=r"returned a dict without tasks\(\)"):
         load_factory("house_of_tests:make", {})
 
@@ -94,7 +103,11 @@ def test_a_name_like_no_other_gets_the_list_to_choose_from():
     [
         ("def make(options: x", "make", "cannot be imported: SyntaxError"),
         ("1 / 0", "make", "cannot be imported: ZeroDivisionError"),
-        ("class Make:\n    pass", "Make", "could not be called with its options: TypeError"),
+        (
+            "class Make:\n    def tasks(self): ...\n    def make(self): ...",
+            "Make",
+            "could not be called with its options: TypeError",
+        ),
     ],
 )
 def test_a_module_that_does_not_work_is_one_sentence(
