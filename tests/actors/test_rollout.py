@@ -366,3 +366,19 @@ def test_a_flood_of_text_is_an_env_error_before_it_is_tokenized(chat: Chat) -> N
     assert len(steps) == 1
     assert end.status is EpisodeStatus.ENV_ERROR
     assert "12,000,000 characters" in end.error
+
+
+def test_messages_that_an_overlong_prompt_leaves_out_are_counted(word_tokenizer) -> None:
+    """Against the last prompt that the engine read: it says which actions were left in."""
+    chat = Chat(word_tokenizer, max_length=60)
+    config = RolloutConfig(max_action_tokens=8, on_overlong="drop_oldest")
+    acts = 12
+    env = ScriptedEnv([*[transition("you see nothing")] * (acts - 1), transition(terminated=True)])
+    engine = engine_saying(chat, "take")
+    *steps, end = run(env, chat, engine, config)
+    assert len(steps) == acts
+    assert end.status is EpisodeStatus.TERMINATED
+    left_out = acts - 1 - chat.decode(engine.prompts[-1]).count("take")
+    assert left_out >= 3
+    assert end.metrics["dropped_messages"] == 2 * left_out
+    assert end.metrics["overlong"] == 0.0
