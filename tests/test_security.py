@@ -1,6 +1,8 @@
 """docs/security.md, claim by claim: whose an actor id is, and what no module may ever do."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +12,6 @@ import zmq
 from msgspec.structs import replace
 
 from capo.configs.load import load, to_json
-from capo.launch.main import main
 from capo.learner.model import Precision, load_critic, load_policy
 from capo.learner.run_file import RunFile
 from capo.protocol.handshake import KeyHolders
@@ -275,7 +276,7 @@ def test_a_model_whose_weights_are_a_pickle_is_not_loaded(load, tmp_path) -> Non
 VLLM_FILES = [file for file in FILES if "vllm" in file.read_text(encoding="utf-8").lower()]
 
 
-def test_a_run_file_cannot_name_a_command_as_its_environment(tmp_path, capsys) -> None:
+def test_a_run_file_cannot_name_a_command_as_its_environment(tmp_path) -> None:
     """`subprocess.run({"touch": 1, PATH: 2})` would be `touch PATH`."""
     mark = tmp_path / "mark"
     config = load("quickstart", [f'run_dir="{tmp_path / "run"}"'])
@@ -283,8 +284,12 @@ def test_a_run_file_cannot_name_a_command_as_its_environment(tmp_path, capsys) -
     environment = replace(environment, options={"touch": 1, str(mark): 2})
     facts = {"run_id": "r", "config": to_json(replace(config, environment=environment)).decode()}
     RunFile.create(tmp_path / "run", facts).close()
-    assert main(["learner", "--resume", str(tmp_path / "run")]) == 2
-    assert "'subprocess:run' is a function and not called" in capsys.readouterr().err
+    done = subprocess.run(
+        [sys.executable, "-m", "capo.launch.main", "learner", "--resume", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "'subprocess:run' is a function and not called" in done.stderr
     assert not mark.exists()
 
 
