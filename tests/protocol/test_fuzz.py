@@ -1,4 +1,8 @@
-"""Broken messages by the hundred thousand: whatever comes in is a message or a refusal."""
+"""Broken messages by the hundred thousand: whatever comes in is a message or a refusal.
+
+Most go through the decoder and the validation alone; fewer through real sockets, and as many there
+in the slow form.
+"""
 
 import contextlib
 import random
@@ -39,6 +43,8 @@ from tests.protocol.wire import RawActor, make_end, make_hello, make_step
 
 NUM_IN_PROCESS = 120_000
 NUM_OVER_SOCKETS = 4_000
+NUM_OVER_SOCKETS_SLOW = 100_000
+PER_CONNECTION = 50
 MIB = 1 << 20
 
 
@@ -221,17 +227,21 @@ def refusals_until(rogue: RawActor, marker: str) -> list[str]:
             reasons.append(answer.reason)
 
 
-def test_a_service_under_fire_refuses_counts_and_serves_the_others(rig):
+@pytest.mark.parametrize(
+    "num_inputs",
+    [NUM_OVER_SOCKETS, pytest.param(NUM_OVER_SOCKETS_SLOW, marks=pytest.mark.slow)],
+)
+def test_a_service_under_fire_refuses_counts_and_serves_the_others(rig, num_inputs):
     mutator = Mutator(seed=2)
     decoder: FrameDecoder = FrameDecoder(ToLearner, Limits())
     num_unreadable = num_refused = num_markers = 0
     before = 0
     with GoodActor(rig.address) as good:
-        for batch in range(NUM_OVER_SOCKETS // 50):
+        for batch in range(num_inputs // PER_CONNECTION):
             if batch == 10:
                 before = resident_bytes()
             with RawActor(rig.address) as rogue:
-                for number in range(50):
+                for number in range(PER_CONNECTION):
                     frames = mutator.input(DRAWN[number % len(DRAWN)])
                     try:
                         decoder.decode(frames)
@@ -246,7 +256,7 @@ def test_a_service_under_fire_refuses_counts_and_serves_the_others(rig):
             good.play()
         good.end()
     stats = rig.stats
-    assert num_unreadable > NUM_OVER_SOCKETS / 2
+    assert num_unreadable > num_inputs / 2
     assert stats.malformed >= num_unreadable  # and what could be read but says nonsense
     assert num_refused >= stats.malformed  # and other versions
     assert stats.refused == num_refused + num_markers
@@ -256,7 +266,7 @@ def test_a_service_under_fire_refuses_counts_and_serves_the_others(rig):
     with rig.run_file._transaction(synced=False) as connection:
         stored = connection.execute("SELECT episode_id, COUNT(*) FROM steps GROUP BY 1").fetchall()
         (excluded,) = connection.execute("SELECT excluded FROM episodes").fetchone()
-    assert stored == [(good.episode_id, NUM_OVER_SOCKETS // 50)]
+    assert stored == [(good.episode_id, num_inputs // PER_CONNECTION)]
     assert excluded == ""
 
 
