@@ -8,7 +8,6 @@ import importlib
 import inspect
 import os
 import sys
-import typing
 from collections.abc import Iterable
 from typing import TypeVar, cast
 
@@ -88,7 +87,7 @@ def _what_it_makes(maker: object) -> object:
     if inspect.isclass(maker) or not callable(maker):
         return maker
     try:
-        return typing.get_type_hints(maker).get("return")
+        return inspect.get_annotations(maker, eval_str=True).get("return")
     except Exception:  # annotations that cannot be resolved say nothing
         return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvloop
 
 from capo.launch.address import check_address, keys_for
-from capo.launch.diagnosis import tasks_on_sigquit
+from capo.launch.diagnosis import stacks_on_sigquit, tasks_of
 from capo.protocol.errors import ConfigError
 from capo.protocol.keys import ActorKeys
 
@@ -24,6 +24,7 @@ def command(args: argparse.Namespace) -> int:
     keys = keys_for(args.connect, args.keys, args.insecure)
     if args.capacity < 0:
         raise ConfigError(f"--capacity must not be negative, got {args.capacity}.")
+    stacks_on_sigquit()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_work(args, keys))
@@ -43,7 +44,7 @@ async def _work(args: argparse.Namespace, keys: ActorKeys | None) -> int:
 
         worker = Worker(start, transports(), name=args.name, capacity=args.capacity, progress=_say)
         loop = asyncio.get_running_loop()
-        tasks_on_sigquit(loop)
+        tasks_of(loop)
         interrupts: list[int] = []
 
         def interrupt(number: int) -> None:

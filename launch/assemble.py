@@ -11,6 +11,7 @@ from capo.configs.load import to_json
 from capo.configs.schema import RunConfig, WeightSyncConfig
 from capo.envs.api import EnvFactory
 from capo.launch.actor_setup import actor_setup
+from capo.launch.diagnosis import tasks_of
 from capo.launch.model_source import ModelSource
 from capo.launch.progress import Progress
 from capo.launch.run_directory import write_address
@@ -66,6 +67,7 @@ def assemble(
     )
     address = service.start()
     stack.callback(service.close)
+    tasks_of(service.loop)
     write_address(run_dir, address)
     progress.note(f"Run {run_dir} listens; attach with: capo actor --connect {address}")
     trainer = Trainer(config, source.weights(progress.note))

@@ -6,20 +6,25 @@ import signal
 import sys
 from types import FrameType
 
+_loops: list[asyncio.AbstractEventLoop] = []
+
 
 def stacks_on_sigquit() -> None:
-    """Threads at once, even when the interpreter is stuck in C code; for `kill -QUIT PID`."""
-    faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=True, chain=False)
+    """Threads at once, even when the interpreter is stuck in C code; for `kill -QUIT PID`. Tasks
+    of loops that `tasks_of` knows follow once these get to run. Call it from the main thread."""
+    signal.signal(signal.SIGQUIT, _ask_loops)
+    faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=True, chain=True)
 
 
-def tasks_on_sigquit(loop: asyncio.AbstractEventLoop) -> None:
-    """Also the tasks of this loop, once it gets to run. Call it from the main thread."""
+def tasks_of(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on this loop is asked too."""
+    _loops.append(loop)
 
-    def show(number: int, frame: FrameType | None) -> None:
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        loop.call_soon_threadsafe(_print_tasks, loop)
 
-    signal.signal(signal.SIGQUIT, show)
+def _ask_loops(number: int, frame: FrameType | None) -> None:
+    for loop in _loops:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_print_tasks, loop)
 
 
 def _print_tasks(loop: asyncio.AbstractEventLoop) -> None:

@@ -22,8 +22,8 @@ from capo.launch import libraries
 from capo.launch.diagnosis import stacks_on_sigquit
 from capo.launch.progress import Progress
 from capo.launch.resumed import resumed_config
-from capo.launch.run_directory import choose_run_directory, discard_run
-from capo.protocol.errors import CapoError, ConfigError, EnvError, PeerLostError
+from capo.launch.run_directory import choose_run_directory, discard_run, require_unused
+from capo.protocol.errors import CapoError, ConfigError, PeerLostError
 from capo.protocol.records import Task
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
 
     factory = load_factory(config.environment.factory, config.environment.options)
     held_out = _held_out(config, factory)
+    if not resume:
+        require_unused(run_dir)
     progress = Progress(Console(), config.updates)
     with contextlib.ExitStack() as stack:
         stack.callback(progress.close)
@@ -65,7 +67,7 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
         stack.callback(run_file.close)
         try:
             parts = assemble(config, run_dir, factory, run_file, progress, stop, stack)
-        except (ConfigError, EnvError):
+        except BaseException:
             if not resume:  # nothing has begun: the folder shall be free for the corrected start
                 stack.close()
                 discard_run(run_dir)

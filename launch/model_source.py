@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from capo.configs.algorithms import needs_critic
 from capo.configs.schema import RunConfig
 from capo.envs.api import EnvFactory
 from capo.launch.warm_start import build_initial, starting_policy
+from capo.learner.model_files import require_whole_model
 from capo.protocol.errors import ConfigError
 
 Report = Callable[[str], None]
@@ -47,11 +49,19 @@ class ModelSource:
         self._folder = folder
 
     def description(self) -> Path:
-        """A folder with config.json and the tokenizer's files. Takes about a second."""
+        """A folder with config.json and the tokenizer's files. Takes about a second.
+
+        Raises ConfigError if a model that is there already, the critic's included, is damaged.
+        """
+        if self._config.model.critic_path and needs_critic(self._config.algorithm):
+            require_whole_model(Path(self._config.model.critic_path))
         if self._folder.is_dir():
+            require_whole_model(self._folder)
             return self._folder
         if self._config.model.tiny is None:
-            return local_folder(self._config.model.path)
+            given = local_folder(self._config.model.path)
+            require_whole_model(given)
+            return given
         initial = self._folder.with_name("description")
         build_initial(self._config, self._factory, initial)
         return initial
@@ -61,6 +71,8 @@ class ModelSource:
         if not self._folder.is_dir():
             tiny, path = self._config.model.tiny, self._config.model.path
             policy = starting_policy(self._config, report) if tiny else local_folder(path)
+            if tiny:  # it may come from the cache
+                require_whole_model(policy, f"remove {policy}, then it is built anew")
             beside = self._folder.with_suffix(".tmp")
             shutil.rmtree(beside, ignore_errors=True)
             shutil.copytree(policy, beside)

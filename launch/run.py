@@ -66,6 +66,7 @@ def supervise(
         Child(f"actor {index}", arguments, log=run_dir / "logs" / f"actor-{index}.log")
         for index, arguments in enumerate(actor_arguments)
     ]
+    signal.signal(signal.SIGQUIT, lambda *_: _ask_for_stacks([learner, *actors]))
     try:
         return _watch(learner, actors, run_dir, interrupts)
     finally:
@@ -98,6 +99,14 @@ def _watch(learner: Child, actors: Sequence[Child], run_dir: Path, interrupts: l
             f"capo run --resume {run_dir}"
         )
     return code
+
+
+def _ask_for_stacks(children: Sequence[Child]) -> None:
+    """They are in sessions of their own, so the terminal's Ctrl-\\ reaches us alone."""
+    for child in children:
+        where = f" to {child.log}" if child.log else " here"
+        _say(f"the {child.name} (pid {child.pid}) writes its stacks{where}.")
+        child.signal(signal.SIGQUIT)
 
 
 def _keep_alive(actor: Child, restarts: list[float]) -> bool:

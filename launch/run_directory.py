@@ -8,9 +8,12 @@ from pathlib import Path
 import msgspec
 
 from capo.configs.schema import RunConfig
+from capo.protocol.errors import ConfigError
 
 DATABASE = "run.sqlite"
+MODEL = "model"
 _LEARNER = "learner.json"
+_STATUS = "status.json"
 
 
 class LearnerAddress(msgspec.Struct, frozen=True):
@@ -42,10 +45,20 @@ def config_of(run_dir: Path) -> RunConfig:
         return reader.config()
 
 
+def require_unused(run_dir: Path) -> None:
+    """Raises ConfigError where a new run would take somebody's folder for its starting policy."""
+    if (run_dir / MODEL).exists() and not (run_dir / DATABASE).exists():
+        raise ConfigError(
+            f"{run_dir} has a {MODEL} but no {DATABASE}: choose another run_dir, or move "
+            f"{run_dir / MODEL} away."
+        )
+
+
 def discard_run(run_dir: Path) -> None:
     """Take back the files of a start that failed before anything was played."""
-    for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", "run.lock", _LEARNER):
+    for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", "run.lock", _LEARNER, _STATUS):
         (run_dir / name).unlink(missing_ok=True)
-    shutil.rmtree(run_dir / "description", ignore_errors=True)
+    for name in (MODEL, f"{MODEL}.tmp", "description"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
     if run_dir.is_dir() and not any(run_dir.iterdir()):
         run_dir.rmdir()

@@ -4,6 +4,7 @@ Its methods run in the server's threads, those under "From the main thread" in t
 lock guards what both read. Knows no tensors.
 """
 
+import asyncio
 import logging
 import math
 import os
@@ -229,6 +230,11 @@ class Service:
     def start(self) -> str:
         """Bind and serve; returns the address really bound."""
         return self._server.start()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The server's, after `start`."""
+        return self._server.loop
 
     @property
     def send(self) -> Callable[[str, object], None]:

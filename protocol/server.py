@@ -95,6 +95,11 @@ class Server:
         return self._exchange.commits.paused if self._started.is_set() else ""
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop, after `start`; for whoever wants to see its tasks."""
+        return self._loop
+
+    @property
     def commit_s(self) -> float:
         """How long the commit that is going on has taken so far, 0 if there is none."""
         begun_at = self._exchange.commits.begun_at if self._started.is_set() else None

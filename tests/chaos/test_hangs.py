@@ -5,7 +5,7 @@ import time
 
 from capo.launch.processes import free_port
 from tests.chaos.fleet import Fleet
-from tests.chaos.processes import Forked, capo
+from tests.chaos.processes import ROOT, Forked, Spawned, capo
 
 
 def told(fleet: Fleet, sentence: str, limit_s: float = 30.0, of: str = "") -> str:
@@ -110,6 +110,8 @@ def test_sigquit_prints_the_stacks_of_a_learner_and_it_goes_on(start_fleet):
     fleet.learner.signal(signal.SIGQUIT)
     fleet.learner.wait_for("Current thread")
     fleet.learner.wait_for("learner/loop.py")  # the stacks are written piece by piece
+    fleet.learner.wait_for("Stack for <Task")
+    fleet.learner.wait_for("protocol/server.py")
     text = fleet.learner.text()
     assert text.count("Thread 0x") >= 1  # the server's and the writer's
     fleet.wait_for_updates(2)
@@ -133,3 +135,25 @@ def test_sigquit_prints_the_stacks_and_tasks_of_an_actor_and_it_goes_on(tmp_path
         assert actor.wait(30) == 0
     finally:
         actor.kill()
+
+
+def test_sigquit_of_capo_run_asks_its_learner_and_its_actors(tmp_path):
+    """A terminal's Ctrl-\\ reaches `capo run` alone: the others are in sessions of their own."""
+    run_dir = tmp_path / "run"
+    config = str(ROOT / "tests" / "chaos" / "chaos.toml")
+    running = Spawned(tmp_path / "run.log", "run", config, "--set", f'run_dir="{run_dir}"')
+    actor_log = run_dir / "logs" / "actor-0.log"
+    try:
+        running.wait_for("listens", timeout_s=120)
+        running.signal(signal.SIGQUIT)
+        running.wait_for("writes its stacks")
+        running.wait_for("Stack for <Task")  # the learner's, on this terminal
+        deadline = time.monotonic() + 60
+        while "Current thread" not in actor_log.read_text():
+            assert time.monotonic() < deadline, actor_log.read_text()
+            time.sleep(0.2)
+        assert running.exit_code is None
+        running.signal(signal.SIGINT)
+        assert running.wait(120) == 130
+    finally:
+        running.kill()

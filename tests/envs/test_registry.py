@@ -77,6 +77,24 @@ def test_what_does_not_say_that_it_makes_environments_is_not_called(module, make
         load_factory("house_of_tests:make", {})
 
 
+def test_our_own_factories_are_what_they_have_to_be():
+    assert load_factory("capo.envs.household:make", {}).tasks("test")
+    assert load_factory("tests.chaos.world:make", {}).tasks("test")
+
+
+def test_annotations_may_be_text(tmp_path, monkeypatch):
+    (tmp_path / "later_annotations.py").write_text(
+        "from __future__ import annotations\n"
+        "class Factory:\n    def tasks(self, split): return [1]\n    def make(self): ...\n"
+        "def make(options: Unknown | None = None) -> Factory: return Factory()\n"
+        "def right(options: dict) -> Factory: return Factory()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_factory("later_annotations:right", {}).tasks("test") == [1]
+    with pytest.raises(ConfigError, match="not called"):
+        load_factory("later_annotations:make", {})
+
+
 def test_a_function_that_breaks_its_promise_is_refused(module):
     module.make = promise
     with pytest.raises(ConfigError, match=r"returned a dict without tasks\(\)"):
