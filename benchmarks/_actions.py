@@ -156,7 +156,8 @@ def z_sums(log_ratio: Floats, length: Integers, mu: float, algorithm: AlgorithmC
     masks = (algorithm.estr_tau, algorithm.m2_threshold)
     if algorithm.clipping == "gmpo" or algorithm.ratio == "behaviour":
         raise ValueError(f"a {algorithm.preset} run records no sums of z; take another run")
-    if any(mask is not None for mask in masks) or algorithm.reject != "none":
+    bounds = algorithm.behaviour_weight == "token" and algorithm.behaviour_beyond == "mask"
+    if any(mask is not None for mask in masks) or algorithm.reject != "none" or bounds:
         raise ValueError(f"a {algorithm.preset} run masks tokens before it sums; take another run")
     if algorithm.ratio != "calibrated":
         return log_ratio * length

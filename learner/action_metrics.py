@@ -28,9 +28,10 @@ class ActionTable(Struct, frozen=True, kw_only=True, eq=False):
     staleness: Integers  # learner version - version
     advantage: Floats
     log_ratio: Floats
-    centred_sum: Floats  # sum over tokens of z - mu
-    z_sum: Floats  # sum over its tokens of z = log pi - log proximal
-    units: Floats  # ratio units: 1 for an action ratio, its tokens for a token ratio
+    centred_sum: Floats  # sum over kept tokens of z - its mean over the minibatch's kept tokens
+    z_sum: Floats  # sum over kept tokens of z = log pi - log proximal
+    kept_tokens: Floats  # tokens that no mask dropped; 0 for an action that is not counted
+    units: Floats  # ratio units that took part: 1 for an action ratio, tokens for a token ratio
     out_of_range: Floats  # of these
     active: Floats  # of these
     clamped: Floats  # tokens whose log-ratio met the numerical limit
@@ -72,7 +73,7 @@ def bin_labels(values: Integers, edges: tuple[int, ...]) -> list[str]:
     return [labels[max(index, 0)] for index in found]
 
 
-def length_labels(lengths: Integers) -> list[str]:
+def length_labels(lengths: Integers | Floats) -> list[str]:
     """Octaves: "1", "2_3", "4_7", ..."""
     exponents = np.floor(np.log2(np.maximum(lengths, 1))).astype(np.int64)
     return ["1" if e == 0 else f"{2**e}_{2 ** (e + 1) - 1}" for e in exponents.tolist()]
@@ -87,7 +88,7 @@ def explained_variance(values: Floats, returns: Floats) -> float | None:
     return 1.0 - float((returns - values).var()) / spread
 
 
-def variance_slope(centred_sums: Floats, lengths: Integers) -> float | None:
+def variance_slope(centred_sums: Floats, lengths: Integers | Floats) -> float | None:
     """Slope of log Var(centred sum) on log length over octaves of length, weighted by actions.
 
     1 for independent tokens, 2 for fully correlated ones; the paper measures .90. None with fewer
@@ -142,18 +143,22 @@ def _clip_fractions(table: ActionTable, rows: Flags, suffix: str) -> dict[str, f
 
 
 def _ratio_metrics(table: ActionTable) -> dict[str, float]:
-    tokens = table.length.astype(np.float64)
-    metrics = {
-        "ratio/mu": float(table.z_sum.sum() / tokens.sum()),
-        "ratio/clamped_tokens": float(table.clamped.sum() / tokens.sum()),
-    }
+    """mu over the tokens that `Statistics.mu` counts; the rest over actions that took part."""
+    metrics = {"ratio/clamped_tokens": float(table.clamped.sum() / table.length.sum())}
     cohorts = np.asarray(bin_labels(table.staleness, STALENESS_EDGES))
-    for label in np.unique(cohorts):
-        rows = cohorts == label
-        metrics[f"ratio/mu/staleness_{label}"] = float(table.z_sum[rows].sum() / tokens[rows].sum())
-    for percent in (1, 50, 99):
-        metrics[f"ratio/log_w_p{percent}"] = float(np.percentile(table.log_ratio, percent))
-    slope = variance_slope(table.centred_sum, table.length)
+    for suffix, rows in (
+        ("", np.ones(len(cohorts), dtype=np.bool_)),
+        *((f"/staleness_{label}", cohorts == label) for label in np.unique(cohorts)),
+    ):
+        tokens = float(table.kept_tokens[rows].sum())
+        if tokens > 0:
+            metrics[f"ratio/mu{suffix}"] = float(table.z_sum[rows].sum()) / tokens
+    took_part = table.units > 0
+    if took_part.any():
+        for percent in (1, 50, 99):
+            found = np.percentile(table.log_ratio[took_part], percent)
+            metrics[f"ratio/log_w_p{percent}"] = float(found)
+    slope = variance_slope(table.centred_sum[took_part], table.kept_tokens[took_part])
     if slope is not None:
         metrics["ratio/variance_slope"] = slope
     return metrics

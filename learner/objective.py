@@ -59,9 +59,9 @@ class PolicyLoss(Struct, frozen=True, kw_only=True, eq=False):
     loss_sum: Tensor  # scalar; surrogate + coefficient * KL
     surrogate_sum: Tensor  # scalar, detached
     kl_sum: Tensor  # scalar, detached, before the coefficient
-    log_ratio: Tensor  # float [K], of the action; the token mean for token ratios
-    centred_sum: Tensor  # float [K]: sum(z - mu) over kept tokens
+    log_ratio: Tensor  # float [K], of the action; for token ratios the mean of those that took part
     z_sum: Tensor  # float [K]: sum of z over kept tokens
+    kept_tokens: Tensor  # float [K]: how many these are; 0 for an action that is not counted
     units: Tensor  # float [K]: ratio units that took part
     out_of_range: Tensor  # float [K], units whose ratio left [1 - clip_low, 1 + clip_high]
     active: Tensor  # float [K], units where clipping removed the gradient
@@ -122,14 +122,22 @@ def policy_loss(
         loss_sum=surrogate_sum + algorithm.kl_coefficient * kl_sum,
         surrogate_sum=surrogate_sum.detach(),
         kl_sum=kl_sum.detach(),
-        log_ratio=action_means(surrogate.log_ratio.detach(), index, view.num_actions),
-        centred_sum=z_sum - statistics.mu.to(z) * view.lengths,
+        log_ratio=_log_ratios(surrogate.log_ratio.detach(), took_part, index, view.num_actions),
         z_sum=z_sum,
+        kept_tokens=view.lengths.detach(),
         units=units,
         out_of_range=action_sums(surrogate.parts.out_of_range * took_part, index, view.num_actions),
         active=action_sums(surrogate.parts.active * took_part, index, view.num_actions),
         clamped=action_sums(view.clamped.to(z), inputs.action_of_token, view.num_actions),
     )
+
+
+def _log_ratios(log_ratio: Tensor, took_part: Tensor, index: Tensor, num_actions: int) -> Tensor:
+    """Mean of U log-ratios per action -> [K]: over the units that took part, or over all of them
+    where none did, so that a dropped action still says how far it was off."""
+    units = action_sums(took_part, index, num_actions)
+    means = action_sums(log_ratio * took_part, index, num_actions) / units.clamp(min=1)
+    return torch.where(units > 0, means, action_means(log_ratio, index, num_actions))
 
 
 def policy_divisor(statistics: Statistics, algorithm: AlgorithmConfig) -> float:

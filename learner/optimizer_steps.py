@@ -29,7 +29,7 @@ from capo.learner.ranks import Ranks
 from capo.learner.value_loss import value_loss
 
 ACTION_COLUMNS = (
-    "log_ratio", "centred_sum", "z_sum", "units", "out_of_range", "active", "clamped",
+    "log_ratio", "z_sum", "kept_tokens", "units", "out_of_range", "active", "clamped",
 )  # fmt: skip
 
 

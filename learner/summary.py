@@ -153,6 +153,7 @@ def _table(
         weight=actions.weight[rows],
         weight_truncated=correction.truncated.cpu().numpy()[rows],
         kept=actions.kept[rows],
+        centred_sum=np.concatenate([_centred_sums(one) for one in named]),
         value=None if actions.value is None else actions.value[rows],
         returns=None if actions.returns is None else actions.returns[rows],
         **columns,
@@ -161,6 +162,13 @@ def _table(
 
 def _named_columns(step: PolicyStep) -> dict[str, Floats]:
     return dict(zip(ACTION_COLUMNS, _array(step.columns), strict=True))
+
+
+def _centred_sums(columns: dict[str, Floats]) -> Floats:
+    """Of one minibatch -> [k], with its own mean of z: also where the ratio is not centred."""
+    z_sum, tokens = columns["z_sum"], columns["kept_tokens"]
+    centred: Floats = z_sum - tokens * (z_sum.sum() / max(tokens.sum(), 1.0))
+    return centred
 
 
 def _per_action(batch: Batch, readings: Tensor) -> Floats:

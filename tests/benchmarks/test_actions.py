@@ -44,7 +44,7 @@ def test_the_recorded_log_ratio_gives_back_the_sum_of_z(algorithm) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("preset", ["gmpo", "sao", "estr", "m2po"])
+@pytest.mark.parametrize("preset", ["gmpo", "sao", "estr", "m2po", "icepop"])
 def test_an_algorithm_whose_record_does_not_determine_z_is_refused(preset: str) -> None:
     with pytest.raises(ValueError, match=f"{preset} run .* take another run"):
         z_sums(np.zeros(5), LENGTHS, 0.0, resolve(preset))

@@ -42,7 +42,9 @@ def table(rows: int, **columns: Any) -> ActionTable:
         "weight_truncated": np.zeros(rows, dtype=np.bool_),
         "kept": np.ones(rows, dtype=np.bool_),
     }
-    return ActionTable(**{**held, **{name: np.asarray(v) for name, v in columns.items()}})
+    held |= {name: np.asarray(values) for name, values in columns.items()}
+    held.setdefault("kept_tokens", held["length"])  # no mask
+    return ActionTable(**held)
 
 
 def test_clip_fractions_overall_and_by_cohort() -> None:
@@ -85,6 +87,32 @@ def test_mu_is_weighted_by_tokens_and_told_per_cohort() -> None:
     assert found["ratio/mu"] == pytest.approx(0.1)
     assert found["ratio/mu/staleness_0"] == pytest.approx(0.4)
     assert found["ratio/mu/staleness_1"] == 0.0
+
+
+def test_a_mask_leaves_the_kept_tokens_and_the_actions_that_have_some() -> None:
+    """Twenty whole actions, of which half keep 2 of their 8 tokens, and two that keep none."""
+    spread = np.tile([1.0, -1.0], 10)
+    found = action_metrics(
+        table(
+            22,
+            length=np.full(22, 8),
+            kept_tokens=[*[8.0] * 10, *[2.0] * 10, 0.0, 0.0],
+            z_sum=[*[0.8] * 10, *[0.2] * 10, 0.0, 0.0],
+            units=[*[1.0] * 20, 0.0, 0.0],
+            log_ratio=[*[0.1] * 20, 9.0, 9.0],
+            centred_sum=[*(np.sqrt(8) * spread[:10]), *(np.sqrt(2) * spread[10:]), 50.0, -50.0],
+            staleness=[*[0] * 20, 1, 1],
+        )
+    )
+    assert found["ratio/mu"] == pytest.approx(0.1)
+    assert "ratio/mu/staleness_1" not in found
+    assert [found[f"ratio/log_w_p{p}"] for p in (1, 50, 99)] == pytest.approx([0.1] * 3)
+    assert found["ratio/variance_slope"] == pytest.approx(1.0)
+
+
+def test_where_nothing_is_kept_nothing_is_said_about_ratios() -> None:
+    found = action_metrics(table(3, kept_tokens=np.zeros(3), units=np.zeros(3)))
+    assert not any(name.startswith(("ratio/mu", "ratio/log_w", "ratio/out")) for name in found)
 
 
 def test_percentiles_of_the_log_ratio() -> None:

@@ -134,7 +134,8 @@ def test_microbatches_and_order_change_nothing(
     value, gradient, losses, _ = run(case.current, inputs, algorithm, parts)
     close(value, whole_value, **EXACT)
     close(gradient, whole_gradient, **EXACT)
-    for name in ("log_ratio", "centred_sum", "units", "out_of_range", "active", "clamped"):
+    columns = ("log_ratio", "z_sum", "kept_tokens", "units", "out_of_range", "active", "clamped")
+    for name in columns:
         joined = torch.cat([getattr(loss, name) for loss in losses])
         close(joined, getattr(whole, name)[order], **EXACT)
 
