@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from capo.learner.credit_gae import discounted_returns, following_values, gae, is_last
-from capo.learner.credit_groups import Comparison, dense_ids, group_means, standardised
+from capo.learner.credit_groups import (
+    FLAT_TOLERANCE,
+    Comparison,
+    dense_ids,
+    group_means,
+    standardised,
+)
 
 
 def state_ids(group_of_action: Tensor, state_keys: Sequence[str]) -> Tensor:
@@ -140,7 +146,8 @@ def hgpo(
     epsilon: float = 1e-6,
 ) -> Comparison:
     """Hierarchy of groups (HGPO): actions in equal states whose last l observations are equal as
-    well, l = 0..history_length; level l counts (l + 1)^power among the levels with contrast.
+    well, l = 0..history_length; level l counts (l + 1)^power among the levels where the action's
+    return is not its group's mean, whatever rounding says.
 
     Standard deviations are of the population (ddof 0), as in the code this was read from.
 
@@ -169,8 +176,9 @@ def hgpo(
         if divide_by_std:
             variances = group_means(advantages.square(), ids)
             advantages = advantages / (variances.sqrt() + epsilon)
-        speaks = centred.contrast & (advantages != 0)
-        weight = (level + 1.0) ** power * speaks
+        scale = group_means(returns.abs(), ids).clamp(min=1.0)
+        speaks = centred.contrast & (centred.advantages.abs() > FLAT_TOLERANCE * scale)
+        weight = (level + 1.0) ** power * speaks.to(returns)
         total += weight * advantages
         weight_sum += weight
     return Comparison(total / weight_sum.clamp(min=1e-300), weight_sum > 0)

@@ -4,11 +4,12 @@ Plain Python over lists; one action is one list of token numbers.
 """
 
 import math
-from collections.abc import Sequence
-from statistics import mean, stdev
+from collections.abc import Callable, Sequence
+from statistics import mean, pstdev, stdev
 
 Numbers = Sequence[float]
 Rows = Sequence[Numbers]
+Score = Callable[[int, int], float]
 
 
 def batch_mean(z: Rows) -> float:
@@ -118,13 +119,51 @@ def vtrace_targets(
     return found
 
 
-def standardised(scores: Numbers, epsilon: float = 1e-6) -> list[float]:
-    """(x - mean) / (std + epsilon), ddof 1; zeros where all are equal; a single score stays."""
-    if len(scores) == 1:
-        return [scores[0] / (1.0 + epsilon)]
+def brace_targets(
+    rewards: Numbers,
+    values: Numbers,
+    weights: Numbers,
+    tail: float,
+    gamma: float,
+    rho_cap: float,
+    c_cap: float,
+    num_steps: int,
+) -> list[float]:
+    """BRACE for one episode, unrolled: V_s, `num_steps` discounted, truncated corrections, and, if
+    the episode is not over by then, the Monte-Carlo return's distance from the value there."""
+    length = len(rewards)
+    after = [*values[1:], tail]
+    returns = returns_to_go(rewards, tail, gamma)
+    found = []
+    for s in range(length):
+        target, trace = values[s], 1.0
+        for t in range(s, min(s + num_steps, length)):
+            delta = min(rho_cap, weights[t]) * (rewards[t] + gamma * after[t] - values[t])
+            target += gamma ** (t - s) * trace * delta
+            trace *= min(c_cap, weights[t])
+        anchor = s + num_steps
+        if anchor < length:
+            target += gamma**num_steps * trace * (returns[anchor] - values[anchor])
+        found.append(target)
+    return found
+
+
+def standardised(
+    scores: Numbers,
+    epsilon: float = 1e-6,
+    *,
+    by_std: bool = True,
+    ddof: int = 1,
+    raw_single: bool = True,
+) -> list[float]:
+    """(x - mean) / (std + epsilon), ddof 1; zeros where all are equal; a single score stays, or
+    counts as equal to itself (`raw_single` False)."""
+    if len(scores) == 1 and raw_single:
+        return [scores[0] / (1.0 + epsilon) if by_std else scores[0]]
     if max(scores) - min(scores) < 1e-9:
         return [0.0] * len(scores)
-    return [(x - mean(scores)) / (stdev(scores) + epsilon) for x in scores]
+    spread = (stdev if ddof else pstdev)(scores) + epsilon if by_std else 1.0
+    return [(x - mean(scores)) / spread for x in scores]
 
 
 def reinforce_pp(
@@ -168,6 +207,76 @@ def gagpo(
     if spread < 1e-8:
         return [[0.0] * len(row) for row in raw]
     return [[(value - mean(everything)) / (spread + epsilon) for value in row] for row in raw]
+
+
+def g2po(
+    rewards: Rows,
+    states: Sequence[Sequence[str]],
+    gamma: float,
+    step_weight: float,
+    by_std: bool,
+    success_reward: float,
+) -> list[list[float]]:
+    """For the episodes of one group: the episode's score compared over all actions, plus
+    step_weight times the value of the node reached, compared among the actions that leave the same
+    node, and the gain in value, compared over all actions."""
+    places = [(e, t) for e, row in enumerate(rewards) for t in range(len(row))]
+    scores = [sum(row) for row in rewards]
+
+    def same_node(e: int, t: int) -> list[tuple[int, int]]:
+        key = states[e][t]
+        return [(f, u) for f, u in places if states[f][u] == key] if key else [(e, t)]
+
+    def worth(e: int, t: int) -> float:
+        if t == len(rewards[e]):
+            return scores[e] if scores[e] == success_reward else 0.0
+        return mean(gamma ** (len(rewards[f]) - u) * scores[f] for f, u in same_node(e, t))
+
+    def compared(one: tuple[int, int], among: list[tuple[int, int]], of: Score, raw: bool) -> float:
+        all_scores = [of(e, t) for e, t in among]
+        return standardised(all_scores, by_std=by_std, raw_single=raw)[among.index(one)]
+
+    found = [[0.0] * len(row) for row in rewards]
+    for e, t in places:
+        episode = compared((e, t), places, lambda f, u: scores[f], True)
+        reached = compared((e, t), same_node(e, t), lambda f, u: worth(f, u + 1), False)
+        gain = compared((e, t), places, lambda f, u: worth(f, u + 1) - worth(f, u), False)
+        found[e][t] = episode + step_weight * (reached + gain)
+    return found
+
+
+def hgpo(
+    rewards: Rows,
+    states: Sequence[Sequence[str]],
+    gamma: float,
+    history_length: int,
+    power: float,
+    by_std: bool,
+) -> list[list[float]]:
+    """For the episodes of one group: the return-to-go compared, population std, among the actions
+    whose state and last l states are the same, averaged over the levels l = 0..history_length where
+    it differs from the mean, level l with weight (l + 1)^power."""
+    places = [(e, t) for e, row in enumerate(rewards) for t in range(len(row))]
+    returns = [returns_to_go(row, 0.0, gamma) for row in rewards]
+    found = [[0.0] * len(row) for row in rewards]
+    for e, t in places:
+        total, weight = 0.0, 0.0
+        for level in range(min(history_length, t) + 1):
+            history = states[e][t - level : t + 1]
+            equals = [
+                (f, u)
+                for f, u in places
+                if (f, u) == (e, t)
+                or (u >= level and "" not in history and states[f][u - level : u + 1] == history)
+            ]
+            scores = [returns[f][u] for f, u in equals]
+            compared = standardised(scores, by_std=by_std, ddof=0, raw_single=False)
+            advantage = compared[equals.index((e, t))]
+            if abs(advantage) > 1e-9:
+                total += (level + 1) ** power * advantage
+                weight += (level + 1) ** power
+        found[e][t] = total / weight if weight else 0.0
+    return found
 
 
 def second_moment_kept(log_ratios: Numbers, threshold: float) -> int:

@@ -14,62 +14,12 @@ from capo.learner.credit import Experience, Targets, assign_credit, rewards_on_t
 from capo.learner.credit_gae import vtrace
 from capo.learner.credit_groups import leave_one_out, standardised, whitened
 from tests import oracles
+from tests.learner.credit_cases import Batch
 from tests.recorded import close, vector
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 CRITICS = sorted(name for name in PRESETS if needs_critic(resolve(name)))
 GROUPED = sorted(name for name in PRESETS if not needs_critic(resolve(name)))
-
-
-class Batch:
-    """Episodes with random rewards, lengths, values and states; groups in blocks."""
-
-    def __init__(
-        self, actions_per_episode: list[int], seed: int, group_size: int = 2, ends: float = 0.5
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-
-        def noise(size: int) -> Tensor:
-            return torch.randn(size, generator=generator, dtype=torch.float64)
-
-        self.counts = actions_per_episode
-        num_actions = sum(actions_per_episode)
-        self.lengths = torch.randint(1, 5, (num_actions,), generator=generator).tolist()
-        self.rewards = noise(num_actions)
-        self.boundary_values = noise(num_actions)
-        self.token_values = noise(sum(self.lengths))
-        self.bootstrap = noise(len(actions_per_episode))
-        self.terminated = torch.rand(len(actions_per_episode), generator=generator) < ends
-        self.log_weights = 0.3 * noise(num_actions)
-        self.groups = torch.arange(len(actions_per_episode)) // group_size
-        states = torch.randint(0, 3, (num_actions,), generator=generator)
-        self.state_keys = [f"s{one}" for one in states.tolist()]
-
-    def experience(self, algorithm: Any, **changes: Any) -> Experience:
-        reads = critic_reads(algorithm)
-        values = {"boundary": self.boundary_values, "token": self.token_values, "none": None}
-        held: dict[str, Any] = {
-            "rewards": self.rewards,
-            "episode_of_action": torch.arange(len(self.counts)).repeat_interleave(
-                torch.tensor(self.counts)
-            ),
-            "action_of_token": torch.arange(len(self.lengths)).repeat_interleave(
-                torch.tensor(self.lengths)
-            ),
-            "terminated": self.terminated,
-            "group_of_episode": self.groups,
-            "state_keys": self.state_keys,
-            "values": values[reads],
-            "bootstrap_values": self.bootstrap,
-            "log_weights": self.log_weights,
-        }
-        return Experience(**{**held, **changes})
-
-    def by_episode(self, values: Tensor) -> list[list[float]]:
-        return [part.tolist() for part in values.split(self.counts)]
-
-    def tails(self) -> list[float]:
-        return torch.where(self.terminated, 0.0, self.bootstrap).tolist()
 
 
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=6)
