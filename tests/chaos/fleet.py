@@ -44,6 +44,7 @@ class Fleet:
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
         self.injected: Counter[str] = Counter()
+        self._spoiled: Counter[str] = Counter()  # messages, on the wires of actors that are gone
         self.actors: list[Actor] = []
         self.random = random.Random(seed)
         self._overrides = overrides
@@ -136,6 +137,10 @@ class Fleet:
         """Whether an engine was told to receive weights and has not reported on them yet."""
         return any(actor.wire.receiving for actor in self.actors)
 
+    def ingesting(self) -> bool:
+        """Whether something was delivered that is not acked yet."""
+        return any(actor.wire.sent > actor.wire.acked for actor in self.actors)
+
     def saving(self) -> bool:
         return any((self.run_dir / "checkpoints").glob("*.tmp"))
 
@@ -178,6 +183,7 @@ class Fleet:
         self.actors.remove(actor)
         actor.process.kill()
         actor.wire.close()
+        self._spoiled.update(actor.wire.counts)
         self.injected["actor killed -9"] += 1
         self.add_actor()
 
@@ -222,6 +228,7 @@ class Fleet:
             time.sleep(self.random.uniform(0.0, 0.02))
         else:
             time.sleep(self.random.uniform(0.0, 0.5))
+            self.wait(self.ingesting, "a delivery is on its way")
         self.learner.kill()
         self.injected[f"learner killed -9 in {phase}"] += 1
         if self.random.random() < 0.3:
@@ -229,7 +236,7 @@ class Fleet:
         self.learner = self._start_learner()
 
     def messages_spoiled(self) -> Counter[str]:
-        total: Counter[str] = Counter()
+        total = Counter(self._spoiled)
         for actor in self.actors:
             total.update(actor.wire.counts)
         return total

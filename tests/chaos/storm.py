@@ -8,6 +8,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from tests.chaos.checker import Findings, check
@@ -16,6 +17,11 @@ from tests.chaos.fleet import HOPELESS_S, Fleet
 NUM_ACTORS = 3
 PHASES = ("ingest", "update", "checkpoint", "broadcast")
 ACTOR_FAULTS = ("kill_actor", "freeze_actor", "cut_actor", "tear_message", "disturb")
+KINDS = (
+    *("actor killed -9", "actor frozen", "network cut", "message truncated", "network disturbed"),
+    *(f"learner killed -9 in {phase}" for phase in PHASES),
+)
+SPOILED = ("dropped", "doubled", "reordered", "delayed")
 METHODS = {
     "capo": ('algorithm.preset="capo"',),
     "grpo": ('algorithm.preset="grpo"', "scheduler.group_size=4"),
@@ -42,6 +48,8 @@ def storm(
             staleness=1,
         )
         found.require(code == 130, f"the learner ended with exit code {code} after SIGINT")
+        for kind in KINDS:
+            found.require(fleet.injected[kind] > 0, f"it never happened: {kind}")
         found.figures |= {
             **fleet.injected,
             **{f"messages {name}": count for name, count in fleet.messages_spoiled().items()},
@@ -77,10 +85,11 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the runs and logs")
     arguments = parser.parse_args()
     failed = False
+    spoiled = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="capo-chaos-") as scratch:
         for method in METHODS:
             folder = (arguments.keep or Path(scratch)) / method
-            found, _ = storm(
+            found, fleet = storm(
                 folder,
                 method,
                 seconds=60 * arguments.minutes / len(METHODS),
@@ -89,6 +98,11 @@ def main() -> int:
             )
             print(f"{method}, seed {arguments.seed}\n{found}\n", flush=True)
             failed = failed or bool(found.faults)
+            spoiled.update(fleet.messages_spoiled())
+    never = [kind for kind in SPOILED if not spoiled[kind]]
+    if never:
+        print(f"FAULT: no message was ever {', '.join(never)}")
+        failed = True
     return int(failed)
 
 

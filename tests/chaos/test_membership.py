@@ -4,9 +4,23 @@ import re
 import signal
 import time
 
+from capo.learner.metrics_log import read_metrics
 from tests.chaos.checker import check
+from tests.chaos.fleet import Fleet
 
 COMINGS_AND_GOINGS = 20
+
+
+def wait_for_engines(fleet: Fleet, count: int) -> None:
+    """Until a broadcast has reached so many, by what they proved, and no others."""
+    deadline = time.monotonic() + 60
+    while True:
+        lines = read_metrics(fleet.run_dir)
+        if lines and lines[-1].get("sync/engines", 0) == count:
+            return
+        fleet.look()
+        assert time.monotonic() < deadline, f"{count} engines never came\n{fleet.story()}"
+        time.sleep(0.1)
 
 
 def test_twenty_joins_and_leaves_with_broadcasts_going_on(start_fleet):
@@ -25,7 +39,7 @@ def test_twenty_joins_and_leaves_with_broadcasts_going_on(start_fleet):
                 leaving.process.signal(signal.SIGINT)
                 assert leaving.process.wait(60) == 0, leaving.process.tail()
             leaving.wire.close()
-        fleet.wait_for_updates(1)
+        wait_for_engines(fleet, len(fleet.actors))
         groups.add(frozenset(actor.name for actor in fleet.actors))
     while len(fleet.actors) < 3:
         fleet.add_actor()

@@ -95,6 +95,7 @@ class Wire:
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.rates = Rates()
         self.receiving = False  # weights are on their way to the actor, or not reported on yet
+        self.sent = self.acked = 0  # sequences of deliveries
         self.counts = dict.fromkeys(("dropped", "doubled", "reordered", "delayed", "cut"), 0)
         self._name = name
         self._learner_port = learner_port
@@ -230,8 +231,10 @@ class Wire:
             if not message.error:
                 self._log.write("weights", version=message.version, checksum=message.checksum)
         elif isinstance(message, Ack):
+            self.acked = max(self.acked, message.sequence)
             self._log.write("ack", sequence=message.sequence)
         elif isinstance(message, Delivery):
+            self.sent = max(self.sent, message.sequence)
             self._log.write(
                 "delivery",
                 sequence=message.sequence,
