@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from capo.configs.schema import EvaluationConfig, RunConfig
-from capo.learner import results
+from capo.learner import loop_metrics, results
 from capo.learner.checkpoint import Checkpoints
 from capo.learner.evaluation_round import ModeResult
 from capo.learner.metrics_log import MetricsLog
@@ -150,20 +150,22 @@ class Loop:
         version = parts.trainer.version
         broadcast = None if batch.again else self._broadcast(parts.service.ready_actors())
         synced = clock()
-        now = clock()
         metrics = {
             **result.metrics,
             **{f"time/{phase}_s": seconds for phase, seconds in result.phases.items()},
-            "time/wait_s": batch.waited_s,
             "time/update_s": updated - started,
             "time/sync_s": synced - updated,
-            "system/tokens_per_s": result.metrics["batch/trained_tokens"]
-            / max(now - self._last_update_at, 1e-9),
-            **_batch_metrics(batch),
-            **_sync_metrics(broadcast),
-            **self._actor_metrics(),
+            **loop_metrics.waiting_metrics(
+                batch.waited_s,
+                synced - self._last_update_at,
+                result.metrics["batch/trained_tokens"],
+                parts.reader.queue_ages_s(batch.version),
+            ),
+            **loop_metrics.discard_metrics(batch),
+            **loop_metrics.sync_metrics(broadcast),
+            **loop_metrics.actor_metrics(parts.service.actors()),
         }
-        self._last_update_at = now
+        self._last_update_at = synced
         self._with_room(
             lambda: parts.run_file.finish_update(
                 batch.version,
@@ -254,45 +256,9 @@ class Loop:
         )
         return f"learner waits for the {what}: {done}, {playing} played by {len(actors)} actor(s)"
 
-    def _actor_metrics(self) -> dict[str, float]:
-        actors = self._parts.service.actors()
-        busy = [one.metrics["busy_fraction"] for one in actors if "busy_fraction" in one.metrics]
-        return {
-            "actors/connected": float(len(actors)),
-            "actors/playing": float(sum(one.playing for one in actors)),
-            **({"actors/busy_fraction": sum(busy) / len(busy)} if busy else {}),
-        }
-
 
 def probe_tokens(config: RunConfig, vocabulary_size: int) -> IntArray:
     """The sequence whose log-probs prove that an engine has the weights: int32 [n]."""
     length = min(config.weight_sync.probe_tokens, config.model.max_length - 1)
     generator = np.random.default_rng(derive_seed(config.seed, "probe"))
     return generator.integers(0, vocabulary_size, length).astype(np.int32)
-
-
-def _batch_metrics(batch: Batch) -> dict[str, float]:
-    tokens = np.array(batch.stale_tokens, dtype=np.float64)
-    replaced = {"batch/flat_groups": float(batch.flat_groups)}
-    if not len(tokens):
-        return {**replaced, "staleness/discarded": 0.0}
-    return {
-        **replaced,
-        "staleness/discarded": float(len(tokens)),
-        "staleness/discarded_tokens_mean": float(tokens.mean()),
-        "staleness/discarded_tokens_max": float(tokens.max()),
-    }
-
-
-def _sync_metrics(report: BroadcastReport | None) -> dict[str, float]:
-    if report is None or not report.updated:
-        return {}
-    return {
-        "sync/engines": float(len(report.updated)),
-        "sync/dropped": float(len(report.dropped)),
-        "sync/bytes": float(report.num_bytes),
-        "sync/form_s": report.form_s,
-        "sync/transfer_s": report.transfer_s,
-        "sync/pause_s_max": max(member.pause_s for member in report.updated),
-        "sync/probe_gap_max": max(member.probe_gap for member in report.updated),
-    }

@@ -197,6 +197,16 @@ class RunReader:
             for version, status, episode_ids, seeds, metrics, taken_at, done_at in rows
         ]
 
+    def queue_ages_s(self, version: int) -> list[float]:
+        """Seconds between an episode's end being stored and the update from `version` taking it,
+        for each of its episodes."""
+        rows = self._rows(
+            "SELECT taken_at - received_at FROM updates JOIN episodes ON consumed_by = version "
+            "WHERE version = ?",
+            version,
+        )
+        return [age_s for (age_s,) in rows]
+
     def update_result(self, version: int) -> bytes:
         """What `finish_update` stored. Raises RunFileError if that update is not done."""
         rows = list(self._rows("SELECT result FROM updates WHERE version = ?", version))

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from capo.learner.action_metrics import ActionTable, action_metrics
 from capo.learner.batch import Batch
+from capo.learner.batch_metrics import batch_metrics
 from capo.learner.behaviour import Correction
 from capo.learner.credit import Targets
 from capo.learner.minibatches import Minibatch
 from capo.learner.optimizer_steps import ACTION_COLUMNS, CriticStep, PolicyStep
 from capo.learner.passes import Scores, Values
 from capo.learner.results import ActionResults, Floats, MinibatchResult
-from capo.protocol.records import EpisodeStatus
 
 
 class Step(Struct, frozen=True):
@@ -75,34 +75,14 @@ def update_metrics(
 ) -> dict[str, float]:
     """Finite numbers under flat names; what is undefined is absent."""
     metrics = {
-        **_batch_metrics(batch, steps),
+        **batch_metrics(batch, version),
+        "batch/microbatches": float(sum(len(step.minibatch.microbatches) for step in steps)),
         **_step_metrics(steps),
         **action_metrics(_table(batch, version, actions, steps, proximal, correction)),
     }
     if proximal.entropies is not None:
         metrics["policy/entropy"] = float(proximal.entropies.double().mean())
     return {name: value for name, value in metrics.items() if np.isfinite(value)}
-
-
-def _batch_metrics(batch: Batch, steps: Sequence[Step]) -> dict[str, float]:
-    episodes = batch.episodes
-    returns = np.bincount(batch.episode_of_action, batch.rewards, minlength=len(episodes))
-    segments = [one for placed in batch.segments for one in placed]
-    tokens = sum(len(one.segment.token_ids) for one in segments)
-    truncated = [episode.end.status is EpisodeStatus.TRUNCATED for episode in episodes]
-    return {
-        "batch/episodes": float(len(episodes)),
-        "batch/actions": float(batch.num_actions),
-        "batch/trained_tokens": float(batch.num_tokens),
-        "batch/tokens": float(tokens),
-        "batch/segments": float(len(segments)),
-        "batch/microbatches": float(sum(len(step.minibatch.microbatches) for step in steps)),
-        "batch/return": float(returns.mean()),
-        "batch/outcome": float(np.mean([episode.end.outcome for episode in episodes])),
-        "batch/truncated": float(np.mean(truncated)),
-        "batch/actions_per_episode": batch.num_actions / len(episodes),
-        "batch/tokens_per_action": float(batch.lengths.mean()),
-    }
 
 
 def _step_metrics(steps: Sequence[Step]) -> dict[str, float]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from capo.launch.processes import free_port
+from capo.learner.metrics_log import read_metrics
 from tests.chaos.fleet import CONFIG, Fleet
 from tests.chaos.processes import Forked, capo
+from tests.metrics_page import missing, undescribed
 
 UPDATES = 6
 SYNCHRONOUS = (f"updates={UPDATES}", "scheduler.max_staleness=0", "checkpoint.keep_last=9")
@@ -36,6 +38,23 @@ def undisturbed(tmp_path_factory) -> Path:
         fleet.add_actor()
         finish(fleet)
     return fleet.run_dir
+
+
+def test_the_page_of_metrics_describes_what_a_real_run_writes_and_nothing_else(undisturbed):
+    rows = read_metrics(undisturbed)
+    assert len(rows) == UPDATES
+    names = {name for row in rows for name in row}
+    assert undescribed(names) == {"version", "time"}
+    assert missing(names) <= {
+        *("mismatch/k1/stale", "mismatch/k3/stale", "actors/busy_fraction"),
+        *("staleness/discarded_tokens_mean", "staleness/discarded_tokens_max"),
+    }
+    for row in rows:
+        assert 0.0 <= row["queue/age_s_mean"] <= row["queue/age_s_max"] < 60.0
+        assert row["queue/age_versions_max"] == 0.0  # synchronous
+        assert row["staleness/versions_per_episode_max"] == 1.0
+        assert 0.0 < row["system/idle_fraction"] <= 1.0
+        assert row["batch/overlong"] == row["batch/dropped_messages"] == 0.0
 
 
 @pytest.mark.parametrize("phase", ["ingest", "update", "checkpoint", "broadcast"])

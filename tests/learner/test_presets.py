@@ -12,6 +12,7 @@ from capo.learner.ranks import join
 from capo.learner.update import run_update
 from tests.factories import random_episode, run_config, tiny_policy
 from tests.learner.exact import exact_models
+from tests.metrics_page import undescribed
 
 EVERYWHERE = {
     "ratio/out_of_range",
@@ -65,6 +66,7 @@ def test_a_preset_updates_the_policy_and_is_measured(folder, preset):
     assert all(bool(weights.isfinite().all()) for weights in after)
     assert set(result.metrics) >= EVERYWHERE
     assert all(math.isfinite(value) for value in result.metrics.values())
+    assert undescribed(result.metrics) == set()
     assert result.metrics["policy/grad_norm"] > 0
     assert ("critic/explained_variance" in result.metrics) is needs_critic(algorithm)
     assert (models.critic is not None) is needs_critic(algorithm)
