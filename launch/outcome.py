@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from capo.learner.evaluation_round import ModeResult
 from capo.learner.run_reader import RunReader
 
@@ -13,9 +11,7 @@ OUTCOME_COLUMNS = ("version", "play", "success", "return", "steps", "games")
 def evaluations_of(reader: RunReader) -> list[tuple[int, dict[str, ModeResult]]]:
     """(version, results by mode) of all finished evaluations, in order."""
     return [
-        (row.version, msgspec.json.decode(row.results, type=dict[str, ModeResult]))
-        for row in reader.evaluations()
-        if row.finished_at is not None
+        (row.version, row.results) for row in reader.evaluations() if row.finished_at is not None
     ]
 
 

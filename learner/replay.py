@@ -15,10 +15,12 @@ from capo.configs.load import InvalidConfigError, apply_override, from_raw
 from capo.configs.schema import RunConfig
 from capo.learner import results
 from capo.learner.checkpoint import Checkpoints
+from capo.learner.model_files import require_whole_model
 from capo.learner.replay_record import Replayed
+from capo.learner.run_database import damaged
 from capo.learner.run_reader import RunReader
 from capo.learner.trainer import Trainer
-from capo.protocol.errors import CheckpointError, ConfigError
+from capo.protocol.errors import CheckpointError, ConfigError, RunFileError
 
 MODEL_FOLDER = "model"  # the run's copy of the policy it started from
 
@@ -31,11 +33,12 @@ def replay(
 ) -> Replayed:
     """Repeat the update that started from policy `version`; `note` is told about progress.
 
-    Raises RunFileError if that update is not recorded, CheckpointError if the run's folder lacks
-    the weights it started from, ConfigError for an override that cannot change an update.
+    Raises RunFileError if that update is not recorded or its record is damaged, CheckpointError if
+    the run's folder lacks the weights it started from, ConfigError if these are damaged, or for an
+    override that cannot change an update.
     """
     with RunReader(run_dir) as reader:
-        recorded = results.decode(reader.update_result(version))
+        recorded = _recorded(reader, version)
         recorded_config = reader.config(version)
         wanted = overridden(recorded_config, overrides) if overrides else recorded_config
         trainer, config = _trainer_before(run_dir, reader, version, note)
@@ -46,14 +49,14 @@ def replay(
             if reader.config(other) != config:
                 config = reader.config(other)
                 trainer = _with_config(trainer, config, run_dir / MODEL_FOLDER)
-            before = results.decode(reader.update_result(other))
-            again = trainer.update(reader.read_episodes(before.episode_ids), other)
+            before = _recorded(reader, other)
+            again = _repeat(trainer, reader, before)
             if diverged_at is None and results.compare(before, again):
                 diverged_at = other
         if wanted != config:
             trainer = _with_config(trainer, wanted, run_dir / MODEL_FOLDER)
         note(f"Repeating update {version}.")
-        replayed = trainer.update(reader.read_episodes(recorded.episode_ids), version)
+        replayed = _repeat(trainer, reader, recorded)
     return Replayed(
         version=version,
         started_from=started_from,
@@ -63,6 +66,28 @@ def replay(
         differences=tuple(results.compare(recorded, replayed)),
         diverged_at=diverged_at,
     )
+
+
+def _recorded(reader: RunReader, version: int) -> results.UpdateResult:
+    try:
+        recorded = results.decode(reader.update_result(version))
+    except (ValueError, TypeError) as error:
+        raise damaged(reader.path, f"the result of update {version}: {error}") from error
+    if recorded.version != version:
+        raise damaged(reader.path, f"update {version} has the result of {recorded.version}")
+    return recorded
+
+
+def _repeat(
+    trainer: Trainer, reader: RunReader, recorded: results.UpdateResult
+) -> results.UpdateResult:
+    episodes = reader.read_episodes(recorded.episode_ids, trainer.vocabulary_size)
+    try:
+        return trainer.update(episodes, recorded.version)
+    except ValueError as error:
+        raise RunFileError(
+            f"Update {recorded.version} of {reader.path} cannot be computed: {error}."
+        ) from error
 
 
 def overridden(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
@@ -101,6 +126,7 @@ def _trainer_before(
             f"{run_dir} lacks the folder {MODEL_FOLDER}, the policy that the run started from: "
             f"take the whole folder of the run along."
         )
+    require_whole_model(model)
     keep_last = reader.config().checkpoint.keep_last
     checkpoint = Checkpoints(run_dir, keep_last).nearest_before(version)
     config = reader.config(checkpoint.version if checkpoint else 0)

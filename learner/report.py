@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from capo.learner.evaluation_round import ModeResult
-from capo.learner.run_reader import EpisodeRow, RunReader, UpdateRow
+from capo.learner.run_reader import RunReader
+from capo.learner.run_tables import EpisodeRow, UpdateRow
 from capo.learner.text_table import text_table
 
 CURVE_POINTS = 16
@@ -29,7 +28,7 @@ LENGTH_EDGES = (64, 256, 1024, 4096)  # action tokens of an episode
 
 def report_lines(run_dir: Path) -> Iterator[str]:
     """All sections, each with its heading; sections without content are left out."""
-    with RunReader(run_dir) as reader:
+    with RunReader(run_dir) as reader, np.errstate(all="ignore"):  # means of whatever is recorded
         updates = [update for update in reader.updates() if update.status == "done"]
         episodes = reader.episodes()
         sections = {
@@ -57,13 +56,26 @@ def _run(
         first, last = updates[0].taken_at, updates[-1].done_at or updates[-1].taken_at
         begun = datetime.fromtimestamp(first, UTC).strftime("%Y-%m-%d %H:%M:%S")
         yield f"first update {begun} UTC, last one {_duration(last - first)} later"
+    yield from _too_long(updates)
+
+
+def _too_long(updates: Sequence[UpdateRow]) -> Iterator[str]:
+    """What `rollout.on_overlong` did to the episodes that were trained on; nothing if nothing."""
+    ended, left_out = (
+        sum(update.metrics.get(name, 0.0) for update in updates)
+        for name in ("batch/overlong", "batch/dropped_messages")
+    )
+    if ended or left_out:
+        yield (
+            f"prompts too long for the model: {ended:.0f} episodes ended by one, "
+            f"{left_out:.0f} messages left out of others (rollout.on_overlong)"
+        )
 
 
 def _evaluations(reader: RunReader) -> Iterator[str]:
     rows = list[tuple[str, ...]]()
     for evaluation in reader.evaluations():
-        results = msgspec.json.decode(evaluation.results, type=dict[str, ModeResult])
-        for mode, found in results.items():
+        for mode, found in evaluation.results.items():
             rows.append(
                 (
                     f"version {evaluation.version}, {mode}",

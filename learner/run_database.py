@@ -46,7 +46,7 @@ def open_writable(path: Path) -> sqlite3.Connection:
     with contextlib.closing(open_readable(path)) as reader, _plain_errors(path):
         [(verdict,)] = reader.execute("PRAGMA quick_check(1)").fetchall()
     if verdict != "ok":
-        raise _damaged(path, str(verdict).replace("\n", " "))
+        raise damaged(path, str(verdict).replace("\n", " "))
     with _plain_errors(path):
         return _writable(path)
 
@@ -143,14 +143,15 @@ def _recognise(path: Path, connection: sqlite3.Connection) -> None:
     logged = path.with_name(path.name + "-wal")
     size = path.stat().st_size
     if not (logged.exists() and logged.stat().st_size) and size < page_bytes * num_pages:
-        raise _damaged(path, f"it has {size} of {page_bytes * num_pages} bytes")
+        raise damaged(path, f"it has {size} of {page_bytes * num_pages} bytes")
     with _plain_errors(path):
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if not {"run", "leases", "episodes", "steps", "updates"} <= tables:
-        raise _damaged(path, "tables are missing")
+        raise damaged(path, "tables are missing")
 
 
-def _damaged(path: Path, detail: str) -> RunFileError:
+def damaged(path: Path, detail: str) -> RunFileError:
+    """The sentence for a file that holds what no writer of ours has written."""
     return RunFileError(
         f"{path} is damaged ({detail}); it was left as it is: restore a copy of it, or start a new "
         f"run in another run_dir."
@@ -163,6 +164,8 @@ def _plain_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _translated(path, error) from error
+    except UnicodeDecodeError as error:  # of a name in the schema, or of SQLite's own message
+        raise damaged(path, "a text in it is none") from error
 
 
 def _translated(path: Path, error: sqlite3.Error) -> RunFileError:
@@ -175,9 +178,9 @@ def _translated(path: Path, error: sqlite3.Error) -> RunFileError:
             f"run goes on by itself."
         )
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _damaged(path, str(error))
+        return damaged(path, str(error))
     if str(error).startswith("Could not decode"):  # bytes of a text column were changed
-        return _damaged(path, "a text in it is none")
+        return damaged(path, "a text in it is none")
     if primary == sqlite3.SQLITE_BUSY:
         return RunFileError(f"{path} was locked for 30 s by another program: close it, then retry.")
     if primary == sqlite3.SQLITE_CANTOPEN:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from capo.learner.run_database import damaged
 from capo.learner.run_reader import RunReader
 from capo.protocol.records import Step
 
@@ -21,7 +22,9 @@ def export_lines(run_dir: Path) -> Iterator[bytes]:
         leases = {lease.episode_id: lease for lease in reader.leases()}
         for row in reader.episodes():
             [episode] = reader.read_episodes([row.episode_id])
-            lease = leases[row.episode_id]
+            lease = leases.get(row.episode_id)
+            if lease is None:
+                raise damaged(reader.path, f"episode {row.episode_id} has no lease")
             yield msgspec.json.encode(
                 {
                     "episode_id": row.episode_id,

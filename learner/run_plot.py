@@ -1,6 +1,5 @@
 """The curves of a run as a picture. Needs matplotlib, draws without a display."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,7 @@ def plot_run(run_dir: Path, path: Path) -> None:
     with RunReader(run_dir) as reader:
         updates = [update for update in reader.updates() if update.status == "done"]
         config = reader.config()
-        held_out = [
-            (row.version, json.loads(row.results))
-            for row in reader.evaluations()
-            if row.finished_at
-        ]
+        held_out = [(row.version, row.results) for row in reader.evaluations() if row.finished_at]
     if not updates:
         raise RunFileError(f"{run_dir} has no finished update yet, so there is nothing to plot.")
     curves = {
@@ -45,7 +40,7 @@ def plot_run(run_dir: Path, path: Path) -> None:
         if label == "success":
             panel.set_ylim(0, 1)
             for mode, mark in (("sampled", "o"), ("greedy", "s")):
-                points = [(at, found[mode]["success"]) for at, found in held_out if mode in found]
+                points = [(at, found[mode].success) for at, found in held_out if mode in found]
                 if points:
                     panel.plot(*zip(*points, strict=True), mark, label=f"held out, {mode}")
             if held_out:

@@ -15,6 +15,7 @@ from capo.protocol.records import EpisodeEnd, EpisodeStatus, IntArray, Step, Ver
 StepRow = tuple[
     str, int, int, int, int, int, float, str, str, str, bytes, bytes, bytes, bytes | None
 ]
+EndColumns = tuple[EpisodeStatus, int, float, int, bytes | None, str, str]
 LIMIT = 2**31  # of counts and versions; far from what SQLite can hold
 
 
@@ -103,7 +104,7 @@ def end_fault(end: EpisodeEnd, vocabulary_size: int) -> str:
 
 def end_record(
     episode_id: str,
-    status: str,
+    status: EpisodeStatus,
     num_steps: int,
     outcome: float,
     final_keep: int,
@@ -113,7 +114,7 @@ def end_record(
 ) -> EpisodeEnd:
     return EpisodeEnd(
         episode_id=episode_id,
-        status=EpisodeStatus(status),
+        status=status,
         num_steps=num_steps,
         outcome=outcome,
         final_keep=final_keep,

@@ -12,10 +12,11 @@ from pathlib import Path
 from capo.learner.lease_book import Attempt, Group, Slot
 from capo.learner.lease_order import LeaseOrder, LeasePlan, tasks_digest
 from capo.learner.run_endings import EndedEpisode
-from capo.learner.run_reader import EpisodeRow, EvaluationRow, LeaseRow, RunReader, UpdateRow
+from capo.learner.run_reader import RunReader
+from capo.learner.run_tables import EpisodeRow, EvaluationRow, LeaseRow, UpdateRow
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.protocol.errors import RunFileError
-from capo.protocol.records import EpisodeStatus, Purpose, Task
+from capo.protocol.records import Purpose, Task
 
 FLAT_BEFORE = "flat_groups_before"  # a fact: replaced up to the newest batch
 DROPPED = ("stale", "group", "flat")  # whole groups that no update takes
@@ -212,7 +213,7 @@ def _ended(row: EpisodeRow) -> EndedEpisode:
         attempt=row.attempt,
         actor_id=row.actor_id,
         purpose=row.purpose,
-        status=EpisodeStatus(row.status),
+        status=row.status,
         outcome=row.outcome,
         episode_return=row.episode_return,
         num_steps=row.num_steps,

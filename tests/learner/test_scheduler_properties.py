@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 from capo.learner.lease_book import FAILURES
-from capo.learner.run_reader import EpisodeRow, LeaseRow, RunReader
+from capo.learner.run_reader import RunReader
+from capo.learner.run_tables import EpisodeRow, LeaseRow
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.protocol.records import EpisodeStatus
 from tests.learner.run_records import task
