@@ -47,6 +47,8 @@ def run_dir(tmp_path: Path) -> Path:
         metrics = {
             "batch/outcome": 0.25 * version,
             "policy/mu": -0.5,
+            "batch/overlong": float(version == 1),
+            "batch/dropped_messages": 2.0 * version,
             "time/wait_s": 3.0,
             "time/update_s": 1.0,
             "time/sync_s": 0.5,
@@ -75,6 +77,7 @@ def test_a_report_adds_up(run_dir):
     lines = list(report_lines(run_dir))
     text = "\n".join(lines)
     assert "3 of 3 updates, 9 episodes ended" in text
+    assert "too long for the model ended 1 episode(s); 6 message(s) were left out" in text
     assert row_of(lines, "version 3, greedy")[:3] == ["87.5%", "±", "2.0%"]
     assert row_of(lines, "trained on")[:2] == ["6", "66.7%"]
     assert row_of(lines, "stale ")[:2] == ["1", "11.1%"]
@@ -105,6 +108,15 @@ def test_a_run_that_has_only_begun_can_be_reported(tmp_path):
     assert list(export_lines(tmp_path)) == []
     with pytest.raises(RunFileError, match="nothing to plot"):
         plot_run(tmp_path, tmp_path / "plot.png")
+
+
+def test_a_run_whose_prompts_all_fitted_says_nothing_about_it(tmp_path):
+    run_file = RunFile.create(tmp_path, {"run_id": "abc", "config": to_json(run_config()).decode()})
+    run_file.begin_update(0, [])
+    fitted = {"batch/overlong": 0.0, "batch/dropped_messages": 0.0}
+    run_file.finish_update(0, seeds={}, metrics=fitted, result=b"")
+    run_file.close()
+    assert "too long" not in "\n".join(report_lines(tmp_path))
 
 
 def test_exported_episodes_are_the_recorded_ones(run_dir):
