@@ -57,20 +57,6 @@ def _run(
         begun = datetime.fromtimestamp(first, UTC).strftime("%Y-%m-%d %H:%M:%S")
         yield f"first update {begun} UTC, last one {_duration(last - first)} later"
     yield from _too_long(updates)
-    yield from _too_long(updates)
-
-
-def _too_long(updates: Sequence[UpdateRow]) -> Iterator[str]:
-    """What `rollout.on_overlong` did to the episodes that were trained on; nothing if nothing."""
-    ended, left_out = (
-        sum(update.metrics.get(name, 0.0) for update in updates)
-        for name in ("batch/overlong", "batch/dropped_messages")
-    )
-    if ended or left_out:
-        yield (
-            f"prompts too long for the model: {ended:.0f} episodes ended by one, "
-            f"{left_out:.0f} messages left out of others (rollout.on_overlong)"
-        )
 
 
 def _too_long(updates: Sequence[UpdateRow]) -> Iterator[str]:
