@@ -277,12 +277,3 @@ def hgpo(
                 weight += (level + 1) ** power
         found[e][t] = total / weight if weight else 0.0
     return found
-
-
-def second_moment_kept(log_ratios: Numbers, threshold: float) -> int:
-    """M2PO: how many tokens stay when the largest squares are dropped one by one until the mean of
-    the rest is below the threshold; at least one."""
-    squares = sorted(value * value for value in log_ratios)
-    while len(squares) > 1 and mean(squares) >= threshold:
-        squares.pop()
-    return len(squares)

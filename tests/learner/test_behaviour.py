@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from capo.configs.algorithms import resolve
 from capo.learner import behaviour
-from tests import oracles
+from tests import oracles_behaviour
 from tests.recorded import close, vector
 
 PROXIMAL = vector([-1.0, -1.0, -1.0, -1.0, -1.0])
@@ -74,6 +74,20 @@ def test_the_veto_drops_an_action_for_one_impossible_token() -> None:
     assert without.action_kept.all()
 
 
+def test_rejection_and_veto_drop_for_their_own_reasons() -> None:
+    """Geometric means 1.6, .9, 1.6 and 1; smallest token ratios 1.6, .3, .3 and 1."""
+    ratios = vector([1.6, 1.6, 0.3, 2.7, 0.3, 1.6**2 / 0.3, 1.0, 1.0])
+    index = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    options: dict[str, Any] = {"reject": "action_mean_k1", "reject_low": 2 / 3, "reject_high": 1.5}
+    sampled = -ratios.log()
+    for veto, vetoed in ((0.5, [1, 2]), (0.2, [])):
+        found = behaviour.correct_behaviour(
+            torch.zeros_like(sampled), sampled, index, 4, resolve({**options, "veto": veto})
+        )
+        assert found.token_kept.tolist() == [False, False, True, True, False, False, True, True]
+        assert torch.nonzero(~found.action_kept)[:, 0].tolist() == vetoed
+
+
 def test_entropy_normalised_mask_is_stricter_where_the_policy_was_sure() -> None:
     gap = 0.1
     entropies = vector([0.0, 0.1, 1.0])
@@ -98,7 +112,7 @@ def test_an_infinite_or_undefined_log_prob_becomes_a_finite_weight() -> None:
 def test_second_moment_mask_keeps_the_most_it_may(logs: list[float], threshold: float) -> None:
     values = vector(logs)
     kept = behaviour.second_moment_kept(values, threshold)
-    assert int(kept.sum()) == oracles.second_moment_kept(logs, threshold)
+    assert int(kept.sum()) == oracles_behaviour.second_moment_kept(logs, threshold)
     if not kept.all():
         assert float(values[kept].square().max()) <= float(values[~kept].square().min())
 

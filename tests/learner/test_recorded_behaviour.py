@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from capo.configs.algorithms import resolve
 from capo.learner import behaviour
 from capo.learner.aggregation import divisor, token_shares
 from capo.learner.kl import kl_estimate, mismatch
 from capo.learner.proximal import approximate_proximal
 from capo.learner.value_loss import value_errors, value_loss
+from tests import oracles_behaviour
 from tests.recorded import Rows, cases, close, vector
 
 FP32_WEIGHTS = {"rtol": 1e-5, "atol": 1e-6}
@@ -65,9 +67,11 @@ def test_rollout_correction(case: dict[str, Any]) -> None:
             rule = name.removeprefix("rs_").replace("seq_", "action_")
             kept = rows.flat(expected["mask"]) > 0
             statistic = _statistic(ratios, index, num_actions, rule)
-            low, high = _bounds_between(statistic, kept, rule)
+            low, high = _bounds_around(statistic, kept, rule)
             found = behaviour.rejection_kept(ratios, index, num_actions, rule, low, high)
             assert found.tolist() == kept.tolist()
+            dropped = 1.0 - found.double().mean()
+            close(dropped, metrics["rollout_rs_masked_fraction"], **FP32_WEIGHTS)
             prefix = f"rollout_rs_{name.removeprefix('rs_')}"
             close(statistic.mean(), metrics[f"{prefix}_mean"], **FP32_WEIGHTS)
             close(statistic.max(), metrics[f"{prefix}_max"], **FP32_WEIGHTS)
@@ -109,7 +113,7 @@ def test_rollout_correction(case: dict[str, Any]) -> None:
     ],
 )
 def test_decoupled_weights(case: dict[str, Any], name: str) -> None:
-    """The recording does not name its thresholds; they are read off what it kept."""
+    """Thresholds are in a case's name; where they are not, they are read off what it kept."""
     given, expected = case["inputs"], case["outputs"][name]
     rows = Rows(given["mask"])
     index, num_actions = rows.action_of_token, rows.num_actions
@@ -125,20 +129,23 @@ def test_decoupled_weights(case: dict[str, Any], name: str) -> None:
     )
     kept = target > 0
     raw = logs.exp()
+    named = float(name.rpartition("_")[2]) if name[-1].isdigit() else None
     if name.startswith("clamp"):
-        cap = float(target.max()) if bool((raw > target + 1e-4).any()) else 1e9
+        cap = named or (float(target.max()) if bool((raw > target + 1e-4).any()) else 1e9)
         floor = float(target.min()) if bool((raw < target - 1e-4).any()) else None
         weights, _, outside = behaviour.bounded_weights(logs, cap, floor, "truncate")
         close(weights, target, **FP32_WEIGHTS)
     elif "k3" in name:
         statistic = _statistic(ratios, index, num_actions, "action_mean_k3")
-        _, high = _bounds_between(statistic, kept, "action_mean_k3")
+        _, high = _bounds_around(statistic, kept, "action_mean_k3")
         found = behaviour.rejection_kept(ratios, index, num_actions, "action_mean_k3", 0.5, high)
         assert found.tolist() == kept.tolist()
         close(raw * found, target, **FP32_WEIGHTS)
         outside = ~found
     else:
-        low, high = float(raw[kept].min()) * 0.999999, float(raw[kept].max()) * 1.000001
+        low, high = _weights_around(raw[kept])
+        if named:
+            low, high = 0.0, named
         weights, found, outside = behaviour.bounded_weights(logs, high, low, "mask")
         assert found.tolist() == kept.tolist()
         close(weights * found, target, **FP32_WEIGHTS)
@@ -155,6 +162,10 @@ def test_second_moment_mask(case: dict[str, Any]) -> None:
     for threshold, expected in case["outputs"]["m2po_mask"].items():
         kept = behaviour.second_moment_kept(ratios, float(threshold))
         assert kept.tolist() == (rows.flat(expected) > 0).tolist()
+    logs = ratios.tolist()
+    strict = oracles_behaviour.mean_square(logs) / 2
+    kept = behaviour.second_moment_kept(ratios, strict)
+    assert 0 < int(kept.sum()) == oracles_behaviour.second_moment_kept(logs, strict) < len(logs)
 
 
 @pytest.mark.parametrize("case", cases("12"))
@@ -200,15 +211,34 @@ def test_masked_importance_sampling(case: dict[str, Any]) -> None:
         target_kept = _joined(expected["masks"], given["loss_masks"]) > 0
         target = _joined(expected["weights"], given["loss_masks"])
         if mode == "mask":
-            # Thresholds of the recorded geometric mask are not named: read off what it kept.
-            inside = logs.exp()[target_kept]
-            low = float(inside.min()) * 0.999999
-            high = float(inside.max()) * 1.000001
+            # The bounds are the truncation's, but those of the geometric mask are not named.
+            low, high = (floor, cap) if kind is None else _weights_around(logs.exp()[target_kept])
             weights, kept, _ = behaviour.bounded_weights(logs, high, low, "mask")
-            assert kept.tolist() == target_kept.tolist()
         else:
             bound = floor if mode == "clip" else None
             weights, kept, _ = behaviour.bounded_weights(logs, cap, bound, "truncate")
+        if "rs" in rest:
+            geo = behaviour.action_log_weights(ratios, index, num_actions, "geo")[index]
+            low, high = _weights_around(geo.exp()[target_kept])
+            veto, _ = _weights_around(ratios.exp()[target_kept])
+            algorithm = resolve(
+                {
+                    "ratio": "token",
+                    "behaviour_weight": "token",
+                    "behaviour_cap": cap,
+                    "reject": "action_mean_k1",
+                    # k1 is minus the log-ratio, so its bounds are those of 1 / ratio
+                    "reject_low": 1 / high,
+                    "reject_high": 1 / low,
+                    "veto": veto,
+                }
+            )
+            whole = behaviour.correct_behaviour(
+                flat("train_log_probs"), flat("rollout_log_probs"), index, num_actions, algorithm
+            )
+            close(whole.token_weights, weights)
+            kept = whole.token_kept & whole.action_kept[index]
+        assert kept.tolist() == target_kept.tolist()
         if "bnorm" in rest:
             weights = behaviour.normalised(weights, kept)
         close(weights, target, **FP32_WEIGHTS)
@@ -228,13 +258,17 @@ def _statistic(ratios: Tensor, index: Tensor, num_actions: int, rule: str) -> Te
     return vector(found)
 
 
-def _bounds_between(statistic: Tensor, kept: Tensor, rule: str) -> tuple[float, float]:
-    """Bounds in a rule's own units that separate the kept from the dropped."""
+def _bounds_around(statistic: Tensor, kept: Tensor, rule: str) -> tuple[float, float]:
+    """Bounds in a rule's own units that keep just what was kept."""
     low, high = float(statistic[kept].min()) - 1e-9, float(statistic[kept].max()) + 1e-9
     if rule.endswith("k1"):
         bounds = vector([low, high]).exp().tolist()
         return bounds[0], bounds[1]
     return 0.5, high
+
+
+def _weights_around(kept: Tensor) -> tuple[float, float]:
+    return float(kept.min()) * 0.999999, float(kept.max()) * 1.000001
 
 
 def _spread(values: Tensor, rows: Tensor) -> Tensor:
