@@ -64,28 +64,43 @@ class ThreadedEnv:
             call()
 
     async def _call(self, method: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if answer.done():  # nobody waits any more
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(cast(T, result))
-
-        def run() -> None:
-            result, error = None, None
-            try:
-                result = method()
-            except BaseException as caught:  # crosses into the awaiting task
-                error = caught
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, result, error)
-
-        self._calls.put(run)
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls.put(_settling(answer, method))
         return await answer
+
+
+async def in_thread(method: Callable[[], T]) -> T:
+    """What `method` returns or raises, from a thread of its own: asyncio's few are for others."""
+    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    thread = threading.Thread(target=_settling(answer, method), name="environment", daemon=True)
+    thread.start()
+    return await answer
+
+
+def _settling(answer: "asyncio.Future[T]", method: Callable[[], T]) -> Callable[[], None]:
+    """Runs `method` in any thread and tells the loop of `answer`. Raises nothing."""
+    loop = answer.get_loop()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if answer.done():  # nobody waits any more
+            return
+        if isinstance(error, StopIteration):  # no future takes it; a coroutine does the same
+            answer.set_exception(RuntimeError("the environment raised StopIteration"))
+        elif error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast(T, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = method()
+        except BaseException as caught:  # crosses into the awaiting task
+            error = caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    return run
 
 
 def make_env(make: Callable[[], Any]) -> Env:

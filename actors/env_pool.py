@@ -1,12 +1,16 @@
 """Environments of one actor, made when needed and used again; one that failed is thrown away."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from capo.actors.blocking import make_env
+from capo.actors.blocking import in_thread, make_env
+from capo.actors.guards import env_call
 from capo.envs.api import Env
 from capo.protocol.errors import EnvError
+
+CLOSE_S = 1.0
 
 
 class EnvPool:
@@ -21,27 +25,17 @@ class EnvPool:
         """Raises EnvError when none can be made in time."""
         if self._idle:
             return self._idle.pop()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await asyncio.to_thread(make_env, self._make)
-        except TimeoutError as error:
-            raise EnvError(
-                f"an environment was not made within rollout.env_timeout_s = {self._timeout_s:g} s"
-            ) from error
-        except Exception as error:  # anything a foreign factory raises
-            raise EnvError(
-                f"the environment cannot be made: {type(error).__name__}: {error}"
-            ) from error
+        return await env_call(
+            "make", lambda: in_thread(lambda: make_env(self._make)), self._timeout_s
+        )
 
     def give_back(self, env: Env) -> None:
         self._idle.append(env)
 
     async def discard(self, env: Env) -> None:
         """Close it, but neither wait long for that nor mind how it ends."""
-        closing = asyncio.ensure_future(env.close())
-        await asyncio.wait({closing}, timeout=1.0)
-        closing.cancel()
-        closing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        with contextlib.suppress(EnvError):
+            await env_call("close", lambda: env.close(), CLOSE_S)
 
     async def close(self) -> None:
         idle, self._idle = self._idle, []

@@ -1,30 +1,39 @@
 """What environments and engines may do wrong, each as one EnvError or EngineError.
 
-Both are foreign code to an episode: they may raise anything, hang, or return nonsense.
+Both are foreign code to an episode: they may raise anything, hang, or return too much. Which fields
+an environment's answer must have is `env_answers`' business.
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Coroutine
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
+from msgspec import Struct
 
-from capo.actors.chat import Dialogue, Prompt
+from capo.actors.chat import MAX_CHARACTERS_PER_TOKEN, Dialogue, Prompt
 from capo.actors.engine import Sample
-from capo.envs.api import Observation, Transition
+from capo.actors.foreign import described, shown
+from capo.actors.tool_calls import schema_of
+from capo.envs.api import Observation
 from capo.protocol.errors import EngineError, EnvError
 
 T = TypeVar("T")
 
 
-async def env_call(name: str, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-    """The answer, or EnvError. A call that hangs is cancelled and left behind, not waited for."""
-    try:
-        task = asyncio.ensure_future(call())
-    except Exception as error:  # anything a foreign environment raises
-        raise EnvError(f"{name} is no coroutine, or raised at once: {error}") from error
+class _Raised(Struct, frozen=True):
+    error: BaseException
+
+
+async def env_call(name: str, call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    """The answer, or EnvError for whatever is raised, sys.exit() and Ctrl-C's exception included.
+
+    A call that hangs is cancelled and left behind, not waited for. Raises CancelledError only when
+    the caller's own task is cancelled.
+    """
+    task = asyncio.ensure_future(_outcome(call))
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout_s)
     except asyncio.CancelledError:
@@ -33,57 +42,54 @@ async def env_call(name: str, call: Callable[[], Coroutine[Any, Any, T]], timeou
     if not done:
         _abandon(task)
         raise EnvError(f"{name} did not return within rollout.env_timeout_s = {timeout_s:g} s")
+    if task.cancelled():
+        raise EnvError(f"{name} cancelled its own task")
+    outcome = task.result()
+    if isinstance(outcome, _Raised):
+        raise EnvError(f"{name} raised {described(outcome.error)}") from outcome.error
+    return outcome
+
+
+async def _outcome(call: Callable[[], Awaitable[T]]) -> T | _Raised:
+    """Nothing is raised here: a task hands SystemExit and KeyboardInterrupt to the event loop."""
     try:
-        return task.result()
-    except (Exception, asyncio.CancelledError) as error:  # anything a foreign environment raises
-        raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
-
-
-def checked_transition(transition: Transition) -> Transition:
-    """With reward, outcome and info as finite floats."""
-    if not isinstance(transition, Transition):
-        raise EnvError(f"step returned a {type(transition).__name__}, not a Transition")
-    names = transition.info if isinstance(transition.info, dict) else (None,)
-    if not all(isinstance(name, str) for name in names):
-        raise EnvError("the environment returned an info that is no dict of names to numbers")
-    return msgspec.structs.replace(
-        transition,
-        outcome=_finite("outcome", transition.outcome),
-        info={name: _finite(f"info[{name!r}]", value) for name, value in transition.info.items()},
-        reward=_finite("reward", transition.reward),
-    )
-
-
-def _finite(name: str, value: object) -> float:
-    if isinstance(value, str) or value is None:
-        raise EnvError(f"the environment returned {value!r} as {name}, which is no number")
-    try:
-        number = float(value)  # type: ignore[arg-type]  # numpy scalars and one-element tensors too
-    except (TypeError, ValueError) as error:
-        raise EnvError(f"the environment returned {value!r} as {name}: {error}") from error
-    if not math.isfinite(number):
-        raise EnvError(f"the environment returned {number} as {name}")
-    return number
+        answer = call()
+        if not inspect.isawaitable(answer):
+            raise TypeError(f"it is no coroutine function: it returned {shown(answer)}")
+        return await answer
+    except BaseException as error:
+        return _Raised(error)
 
 
 def next_prompt(dialogue: Dialogue, observation: Observation) -> Prompt:
     """A template that cannot render what an environment said is the environment's error."""
-    if not isinstance(observation, Observation):
-        raise EnvError(
-            f"the environment returned a {type(observation).__name__} where an Observation belongs"
-        )
-    size = sum(len(str(getattr(one, "content", ""))) for one in observation.messages)
-    if size > dialogue.max_characters:
-        raise EnvError(
-            f"the environment returned {size:,} characters of text, and model.max_length cannot "
-            f"hold more than {dialogue.max_characters:,}"
-        )
+    _check_size(dialogue, observation)
     if not observation.messages and observation.rebuilt:
         raise EnvError("the environment returned a rebuilt observation without messages")
     try:
         return dialogue.observe(observation)
     except Exception as error:  # jinja's and the tokenizer's classes share no base
-        raise EnvError(f"the chat template cannot render the observation: {error}") from error
+        raise EnvError(
+            f"the chat template cannot render the observation: {described(error)}"
+        ) from error
+
+
+def _check_size(dialogue: Dialogue, observation: Observation) -> None:
+    """Of all that a template renders; every message is at least one token."""
+    most = dialogue.max_characters
+    texts = [text for one in observation.messages for text in (one.role, one.content)]
+    texts += [json.dumps(schema_of(tool), ensure_ascii=False) for tool in observation.tools]
+    if (size := sum(map(len, texts))) > most:
+        raise EnvError(
+            f"the environment returned {size:,} characters of text, and model.max_length cannot "
+            f"hold more than {most:,}"
+        )
+    count = len(observation.messages)
+    if count > most // MAX_CHARACTERS_PER_TOKEN:
+        raise EnvError(
+            f"the environment returned {count:,} messages, and model.max_length cannot hold more "
+            f"than {most // MAX_CHARACTERS_PER_TOKEN:,}"
+        )
 
 
 async def trainable_sample(call: Coroutine[Any, Any, Sample], timeout_s: float) -> Sample:
@@ -98,7 +104,7 @@ async def trainable_sample(call: Coroutine[Any, Any, Sample], timeout_s: float) 
     except EngineError:
         raise
     except Exception as error:  # a bug of the engine ends this episode, not the actor
-        raise EngineError(f"the engine raised {type(error).__name__}: {error}") from error
+        raise EngineError(f"the engine raised {described(error)}") from error
     length = len(sample.tokens)
     if length == 0:
         raise EngineError("the engine returned an action without a token")

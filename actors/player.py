@@ -11,6 +11,7 @@ from capo.actors.chat import Chat, load_chat
 from capo.actors.counts import Counts
 from capo.actors.engine import Engine
 from capo.actors.env_pool import EnvPool
+from capo.actors.foreign import sentence
 from capo.actors.rollout import play
 from capo.configs.schema import RolloutConfig
 from capo.envs.registry import load_factory
@@ -55,7 +56,7 @@ class Player:
                 episode_id=lease.episode_id,
                 status=EpisodeStatus.ENV_ERROR,
                 num_steps=num_steps,
-                error=str(error)[:1000],
+                error=sentence(error),
             )
             await self._client.deliver(ends=[end])
             self._counts.count(end)

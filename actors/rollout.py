@@ -8,19 +8,19 @@ import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 
 import numpy as np
 
 from capo.actors.chat import Chat, Dialogue, Prompt
 from capo.actors.engine import Engine, Sample
-from capo.actors.guards import checked_transition, env_call, next_prompt, trainable_sample
+from capo.actors.env_answers import checked_observation, checked_transition
+from capo.actors.foreign import sentence
+from capo.actors.guards import env_call, next_prompt, trainable_sample
 from capo.configs.schema import RolloutConfig
-from capo.envs.api import Env
+from capo.envs.api import Action, Env, Transition
 from capo.protocol.errors import EngineError, EnvError
 from capo.protocol.records import EpisodeEnd, EpisodeStatus, Lease, Purpose, Step
-
-MAX_ERROR_LENGTH = 1000
 
 
 async def play(
@@ -35,9 +35,10 @@ async def play(
     temperature = 0.0 if lease.purpose is Purpose.EVAL_GREEDY else config.temperature
     try:
         with tally.env_time():
-            observation = await env_call(
+            first = await env_call(
                 "reset", lambda: env.reset(lease.task, lease.seed), config.env_timeout_s
             )
+        observation = checked_observation(first)
         prompt = next_prompt(dialogue, observation)
         tally.dropped_messages += prompt.dropped_messages
         if dialogue.room() < 1:
@@ -61,10 +62,10 @@ async def play(
             action = dialogue.act(sample.tokens)
             tally.malformed += action.malformed != ""
             with tally.env_time():
-                transition = await env_call(
-                    "step", functools.partial(env.step, action), config.env_timeout_s
+                answer = await env_call(
+                    "step", functools.partial(_step, env, action), config.env_timeout_s
                 )
-            transition = checked_transition(transition)
+            transition = checked_transition(answer)
             tally.outcome = transition.outcome
             yield Step(
                 episode_id=lease.episode_id,
@@ -80,7 +81,7 @@ async def play(
                 info=transition.info,
             )
             tally.steps += 1
-            observation = transition.observation
+            observation = checked_observation(transition.observation)
             if transition.terminated:
                 yield _end(lease, EpisodeStatus.TERMINATED, tally)
                 return
@@ -94,6 +95,10 @@ async def play(
         yield _end(lease, EpisodeStatus.ENV_ERROR, tally, error)
     except EngineError as error:
         yield _end(lease, EpisodeStatus.ENGINE_ERROR, tally, error)
+
+
+def _step(env: Env, action: Action) -> Awaitable[Transition]:
+    return env.step(action)  # looked up inside the guarded call
 
 
 def action_seed(lease_seed: int, index: int) -> int:
@@ -163,5 +168,5 @@ def _end(
         final_keep=0 if final is None else final.keep,
         final_observation=None if final is None else np.ascontiguousarray(final.observation),
         metrics=tally.metrics(),
-        error="" if error is None else str(error)[:MAX_ERROR_LENGTH],
+        error="" if error is None else sentence(error),
     )

@@ -76,6 +76,34 @@ def test_what_it_raises_reaches_the_caller_and_the_next_call_works() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("raised", "reaches"),
+    [
+        (SystemExit(3), SystemExit),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (GeneratorExit(), GeneratorExit),
+        (asyncio.CancelledError(), asyncio.CancelledError),
+        (StopIteration(), RuntimeError),  # no future can carry the first
+    ],
+)
+def test_what_would_end_a_process_reaches_the_caller_and_the_thread_lives(raised, reaches) -> None:
+    class Leaving(Plain):
+        def step(self, action: Action):
+            if action.text == "leave":
+                raise raised
+            return super().step(action)
+
+    async def scenario() -> None:
+        env = ThreadedEnv(Leaving)
+        async with asyncio.timeout(5):
+            with pytest.raises(reaches):
+                await env.step(Action(text="leave"))
+            assert (await env.step(Action(text="go"))).reward == 0.0
+            await env.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_call_that_was_given_up_does_not_disturb_the_next() -> None:
     async def scenario() -> None:
         env = ThreadedEnv(Plain)

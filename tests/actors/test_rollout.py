@@ -1,17 +1,22 @@
 """One episode, told step by step, and every way in which it can go wrong."""
 
 import asyncio
+import contextlib
 import math
+import sys
 
 import numpy as np
 import pytest
 
+from capo.actors.blocking import ThreadedEnv
 from capo.actors.chat import Chat
 from capo.actors.engine import Sample
 from capo.actors.rollout import action_seed, play
 from capo.configs.schema import RolloutConfig
-from capo.envs.api import Message, Observation
+from capo.envs.api import Message, Observation, Tool
 from capo.protocol.errors import EngineError
+from capo.protocol.frames import encode
+from capo.protocol.messages import Delivery
 from capo.protocol.records import (
     EpisodeEnd,
     EpisodeStatus,
@@ -60,6 +65,7 @@ def run(env, chat, engine, config=CONFIG, the_lease=None) -> list[Step | Episode
     assert isinstance(records[-1], EpisodeEnd)
     check_end(records[-1])
     assert records[-1].num_steps == len(records) - 1
+    encode(Delivery(sequence=1, steps=tuple(records[:-1]), ends=(records[-1],)))
     return records
 
 
@@ -183,6 +189,28 @@ def test_an_action_cut_by_length_is_counted_and_has_no_stop_token(chat: Chat) ->
     assert end.metrics["actions_cut"] == 1.0
 
 
+def raising(error: BaseException):
+    """A step of a script that raises what must not be raised while the script is made."""
+
+    def answer(action):
+        raise error
+
+    return answer
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Tensor:
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+    def __repr__(self) -> str:
+        sys.exit("and it cannot be shown")
+
+
 @pytest.mark.parametrize(
     ("script", "told", "complaint"),
     [
@@ -204,7 +232,24 @@ def test_an_action_cut_by_length_is_counted_and_has_no_stop_token(chat: Chat) ->
             1,
             "rebuilt observation without messages",
         ),
-        ([lambda action: exec("raise asyncio.CancelledError", {"asyncio": asyncio})], 0, "step"),
+        ([raising(asyncio.CancelledError())], 0, "step raised CancelledError"),
+        ([lambda action: asyncio.current_task().cancel() and transition()], 0, "its own task"),
+        ([raising(SystemExit(3))], 0, "step raised SystemExit: 3"),
+        ([raising(SystemExit())], 0, "step raised SystemExit"),
+        ([raising(KeyboardInterrupt())], 0, "step raised KeyboardInterrupt"),
+        ([raising(GeneratorExit())], 0, "step raised GeneratorExit"),
+        ([raising(StopIteration())], 0, "StopIteration"),
+        ([ValueError("door \ud800")], 0, r"step raised ValueError: door \ud800"),
+        ([Unreadable()], 0, "step raised Unreadable"),
+        ([transition(reward=b"1")], 0, "b'1' as reward"),
+        ([transition(reward=10**400)], 0, "as reward: int too large"),
+        ([transition(reward=Tensor())], 0, "Tensor as reward: a Tensor with 2 elements"),
+        ([transition(outcome=np.zeros(2))], 0, "array([0., 0.]) as outcome"),
+        ([transition(terminated=np.array([True, False]))], 0, "False]) as terminated"),
+        ([transition(terminated="yes")], 0, "'yes' as terminated, which is no bool"),
+        ([transition(truncated=None)], 0, "None as truncated, which is no bool"),
+        ([transition(info={"\ud800": 1.0})], 0, "surrogates not allowed"),
+        ([transition(info={"mask": np.ones(3)})], 0, "as info['mask']"),
     ],
 )
 def test_an_environments_failure_is_an_env_error_and_no_reward(
@@ -215,6 +260,95 @@ def test_an_environments_failure_is_an_env_error_and_no_reward(
     assert end.status is EpisodeStatus.ENV_ERROR
     assert complaint in end.error
     assert end.outcome == 0.0
+
+
+def seen(**changes) -> Observation:
+    fields = {"messages": (Message("user", "look"),)}
+    return Observation(**(fields | changes))
+
+
+def tool(name="look", description="", parameters=None) -> Tool:
+    return Tool(name, description, {} if parameters is None else parameters)
+
+
+CYCLE: dict[str, object] = {}
+CYCLE["again"] = CYCLE
+USER = Message("user", "look")
+
+
+@pytest.mark.parametrize(
+    ("observation", "complaint"),
+    [
+        (None, "a NoneType where an Observation belongs"),
+        (seen(messages=None), "None as messages, which is no tuple"),
+        (seen(messages="look"), "'look' as messages, which is no tuple"),
+        (seen(messages=USER), "as messages, which is no tuple"),
+        (seen(messages=(None,)), "None as messages[0], which is no Message"),
+        (seen(messages=(USER, "look")), "'look' as messages[1], which is no Message"),
+        (
+            seen(messages=({"role": "user", "content": "x"},)),
+            "as messages[0], which is no Message",
+        ),
+        (seen(messages=(Message("user", None),)), "None as messages[0].content, which is no text"),
+        (seen(messages=(Message("user", ["look"]),)), "['look'] as messages[0].content"),
+        (seen(messages=(Message(None, "look"),)), "None as messages[0].role, which is no text"),
+        (seen(messages=(Message("user", "a \udfff"),)), r"'a \udfff' as messages[0].content: "),
+        (seen(messages=(Message("\ud800", "look"),)), r"'\ud800' as messages[0].role: "),
+        (seen(state_key=None), "None as state_key, which is no text"),
+        (seen(state_key=3), "3 as state_key, which is no text"),
+        (seen(state_key=["a"]), "['a'] as state_key, which is no text"),
+        (seen(state_key="\ud800"), r"'\ud800' as state_key: "),
+        (seen(rebuilt=np.array([True, False])), "False]) as rebuilt, which is no bool"),
+        (seen(rebuilt=None), "None as rebuilt, which is no bool"),
+        (seen(tools=None), "None as tools, which is no tuple"),
+        (seen(tools=np.ones(4)), "as tools, which is no tuple"),
+        (seen(tools=(None,)), "None as tools[0], which is no Tool"),
+        (seen(tools=(tool(), "look")), "'look' as tools[1], which is no Tool"),
+        (seen(tools=(tool(None),)), "None as tools[0].name, which is no text"),
+        (seen(tools=(tool(description=7),)), "7 as tools[0].description, which is no text"),
+        (seen(tools=(tool(description="\ud800"),)), r"'\ud800' as tools[0].description: "),
+        (seen(tools=(tool(parameters=[1]),)), "[1] as tools[0].parameters, which is no dict"),
+        (seen(tools=(tool(parameters={"a": {1}}),)), "type set is not JSON serializable"),
+        (seen(tools=(tool(parameters={"a": math.nan}),)), "nan} as tools[0].parameters: "),
+        (seen(tools=(tool(parameters={"a": ["\ud800"]}),)), "surrogates not allowed"),
+        (seen(tools=(tool(parameters=CYCLE),)), "as tools[0].parameters: Circular"),
+    ],
+)
+def test_an_observation_with_a_field_of_a_wrong_type_is_an_env_error(
+    chat: Chat, observation, complaint: str
+) -> None:
+    """After a reset, after a step that goes on and after the last one."""
+    (end,) = run(ScriptedEnv([], first=observation or "no"), chat, engine_saying(chat, "go"))
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert observation is None or complaint in end.error
+    for terminated in (False, True):
+        env = ScriptedEnv([transition(observation=observation, terminated=terminated)])
+        *steps, end = run(env, chat, engine_saying(chat, "go"))
+        assert len(steps) == 1
+        assert end.status is EpisodeStatus.ENV_ERROR
+        assert complaint in end.error
+        assert end.outcome == 0.0
+
+
+def test_lists_and_numpys_scalars_are_taken_and_travel_as_plain_values(word_tokenizer) -> None:
+    chat = Chat(word_tokenizer, max_length=1024)
+    first = Observation(
+        messages=[Message(np.str_("user"), np.str_("look"))],
+        tools=[tool(parameters={"type": "object"})],
+        rebuilt=np.bool_(False),
+        state_key=np.str_("start"),
+    )
+    last = transition(
+        reward=np.float32(0.5),
+        terminated=np.bool_(True),
+        truncated=np.bool_(False),
+        info={np.str_("found"): np.int64(1)},
+    )
+    *steps, end = run(ScriptedEnv([last], first=first), chat, engine_saying(chat, "go"))
+    assert end.status is EpisodeStatus.TERMINATED
+    assert type(steps[0].state_key) is str
+    assert steps[0].info == {"found": 1.0}
+    assert {type(name) for name in steps[0].info} == {str}
 
 
 @pytest.mark.parametrize("first", [("observation", {}), "text"])
@@ -236,6 +370,40 @@ def test_a_reset_that_raises_is_an_env_error(chat: Chat) -> None:
     (end,) = run(ScriptedEnv([], first=OSError("no game")), chat, engine_saying(chat, "go"))
     assert end.status is EpisodeStatus.ENV_ERROR
     assert end.error == "reset raised OSError: no game"
+
+
+@pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), GeneratorExit()])
+def test_a_reset_that_would_end_the_process_is_an_env_error(chat: Chat, error) -> None:
+    env = ScriptedEnv([])
+    env.reset = lambda task, seed: raising(error)(None)  # before there is a coroutine
+    (end,) = run(env, chat, engine_saying(chat, "go"))
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert f"reset raised {type(error).__name__}" in end.error
+
+
+def test_an_environment_in_a_thread_that_would_end_the_process_is_an_env_error(chat: Chat) -> None:
+    class Plain:
+        def reset(self, task, seed):
+            return Observation(messages=(USER,))
+
+        def step(self, action):
+            sys.exit(3)
+
+        def close(self):
+            sys.exit(4)
+
+    async def scenario() -> list[Step | EpisodeEnd]:
+        env = ThreadedEnv(Plain)
+        try:
+            engine = engine_saying(chat, "go")
+            return [record async for record in play(lease(), env, chat, engine, CONFIG)]
+        finally:
+            with contextlib.suppress(SystemExit):
+                await env.close()
+
+    (end,) = asyncio.run(scenario())
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert end.error == "step raised SystemExit: 3"
 
 
 def test_a_hung_environment_is_left_behind_even_if_it_ignores_cancellation(chat: Chat) -> None:
@@ -360,25 +528,36 @@ def test_what_no_policy_says_is_the_engines_error(chat: Chat, what, sentence: st
     assert sentence in end.error
 
 
-def test_a_flood_of_text_is_an_env_error_before_it_is_tokenized(chat: Chat) -> None:
-    env = ScriptedEnv([transition("say a " * 2_000_000)])
+FLOOD = "say a " * 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("observation", "complaint"),
+    [
+        (seen(messages=(Message("user", FLOOD),)), "12,000,004 characters"),
+        (seen(messages=(Message(FLOOD, ""),)), "12,000,000 characters"),
+        (seen(messages=(Message("u", FLOOD[:9_000]), Message("u", FLOOD[:9_000]))), "18,002 char"),
+        (seen(tools=(tool(FLOOD),)), "12,000,091 characters"),
+        (seen(tools=(tool("look", FLOOD),)), "12,000,095 characters"),
+        (seen(tools=(tool("look", "", {"a": [FLOOD]}),)), "12,000,104 characters"),
+        (seen(messages=(Message("", ""),) * 1000), "1,000 messages"),
+        (seen(tools=(tool("", ""),) * 1000), "83,008 characters"),
+    ],
+)
+def test_a_flood_of_text_is_an_env_error_before_it_is_rendered(
+    word_tokenizer, observation, complaint: str
+) -> None:
+    rendered = []
+
+    class Listening(Chat):
+        def render(self, messages, tools) -> str:
+            rendered.append(len(messages))
+            return super().render(messages, tools)
+
+    chat = Listening(word_tokenizer, max_length=128)
+    env = ScriptedEnv([transition(observation=observation)])
     *steps, end = run(env, chat, engine_saying(chat, "look"))
     assert len(steps) == 1
     assert end.status is EpisodeStatus.ENV_ERROR
-    assert "12,000,000 characters" in end.error
-
-
-def test_messages_that_an_overlong_prompt_leaves_out_are_counted(word_tokenizer) -> None:
-    """Against the last prompt that the engine read: it says which actions were left in."""
-    chat = Chat(word_tokenizer, max_length=60)
-    config = RolloutConfig(max_action_tokens=8, on_overlong="drop_oldest")
-    acts = 12
-    env = ScriptedEnv([*[transition("you see nothing")] * (acts - 1), transition(terminated=True)])
-    engine = engine_saying(chat, "take")
-    *steps, end = run(env, chat, engine, config)
-    assert len(steps) == acts
-    assert end.status is EpisodeStatus.TERMINATED
-    left_out = acts - 1 - chat.decode(engine.prompts[-1]).count("take")
-    assert left_out >= 3
-    assert end.metrics["dropped_messages"] == 2 * left_out
-    assert end.metrics["overlong"] == 0.0
+    assert complaint in end.error
+    assert rendered == [1]

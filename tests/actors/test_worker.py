@@ -1,6 +1,7 @@
 """An actor against a real server over loopback; engine and environment are scripted."""
 
 import asyncio
+import sys
 import threading
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from capo.actors.worker import Worker
 from capo.configs.schema import RolloutConfig
-from capo.envs.api import Options
+from capo.envs.api import Action, Message, Observation, Options, Transition
 from capo.protocol.errors import CapoError, EngineError, RefusedError
 from capo.protocol.messages import (
     ActorHeartbeat,
@@ -32,7 +33,36 @@ from capo.protocol.messages import (
 )
 from capo.protocol.records import EpisodeEnd, EpisodeStatus, Lease, Purpose, Step, Task
 from capo.protocol.server import Server
-from tests.fakes import ScriptedEngine, ScriptedEnv, transition
+from tests.fakes import Answer, ScriptedEngine, ScriptedEnv, transition
+
+USER = (Message("user", "look"),)
+
+
+def exits(action: Action) -> Transition:
+    sys.exit(3)
+
+
+def interrupts(action: Action) -> Transition:
+    raise KeyboardInterrupt
+
+
+def closes(action: Action) -> Transition:
+    raise GeneratorExit
+
+
+WORST: dict[bytes, Transition | Answer | Exception] = {
+    b"fire": RuntimeError("fire"),
+    b"exit": exits,
+    b"interrupt": interrupts,
+    b"generator": closes,
+    b"surrogate error": ValueError("\ud800"),
+    b"surrogate key": transition(observation=Observation(messages=USER, state_key="\ud800")),
+    b"no key": transition(observation=Observation(messages=USER, state_key=None)),
+    b"long key": transition(observation=Observation(messages=USER, state_key="k" * 100_000)),
+    b"no messages": transition(observation=Observation(messages=None)),
+    b"two flags": transition(terminated=np.array([True, False])),
+    b"flood": transition(observation=Observation(messages=(Message("r" * 10_000_000, ""),))),
+}
 
 
 class Factory:
@@ -54,8 +84,15 @@ class PayloadEnv(ScriptedEnv):
 
     async def reset(self, task, seed):
         last = transition("you see the cup", reward=1.0, terminated=True, outcome=1.0)
-        self.script = [transition(), RuntimeError("fire") if task.payload == b"fire" else last]
+        self.payload = task.payload
+        second = WORST.get(task.payload, last)
+        self.script = [transition(), second]
         return await super().reset(task, seed)
+
+    def close(self):
+        if self.payload == b"exit":
+            sys.exit(5)
+        return super().close()
 
 
 class BrokenFactory(Factory):
@@ -118,7 +155,7 @@ class Learner:
         pass
 
     def send(self, message: object) -> None:
-        self.server.send(self.hellos[-1].actor_id, message)  # type: ignore[arg-type]
+        self.server.send(self.hellos[-1].actor_id, message)
 
     def told(self, kind: type) -> list:
         return [message for message in self.controls if isinstance(message, kind)]
@@ -296,6 +333,25 @@ def test_environments_are_used_again_unless_they_failed(setup, word_tokenizer) -
             world.learner.send(Grant(leases=(lease(4),)))
             await world.ends(5)
             assert Factory.made == 2
+            await world.leave()
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_outlives_the_worst_environments_and_plays_the_next_lease(
+    setup, word_tokenizer
+) -> None:
+    async def scenario() -> None:
+        async with World(setup, word_tokenizer, version=0) as world:
+            await world.ready()
+            for number, payload in enumerate(WORST):
+                world.learner.send(Grant(leases=(lease(2 * number, payload),)))
+                end = (await world.ends(2 * number + 1))[-1]
+                assert end.status is EpisodeStatus.ENV_ERROR, payload
+                assert end.error
+                world.learner.send(Grant(leases=(lease(2 * number + 1),)))
+                end = (await world.ends(2 * number + 2))[-1]
+                assert end.status is EpisodeStatus.TERMINATED, payload
             await world.leave()
 
     asyncio.run(scenario())

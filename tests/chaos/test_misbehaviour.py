@@ -40,7 +40,7 @@ def failed(fleet: Fleet, status: str) -> list[str]:
         ("nan", "nan as reward"),
         ("word", "'well done' as reward"),
         ("nonsense", "a str, not a Transition"),
-        ("text", "9,999,996 characters"),
+        ("text", "10,000,000 characters"),
     ],
 )
 def test_an_environments_fault_ends_its_episode_and_the_run_goes_on(start_fleet, fault, sentence):
