@@ -1,5 +1,8 @@
 """Presets and their parts: what composes, what is refused, and with which sentence."""
 
+import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +21,10 @@ from capo.configs.algorithms import (
     needs_state_keys,
     resolve,
 )
+from capo.configs.load import load
 from capo.configs.presets import PRESETS
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_default_is_capo_as_in_the_paper() -> None:
@@ -103,6 +109,20 @@ def test_one_clip_sets_both_sides_and_excludes_the_sides() -> None:
     assert (algorithm.clip_low, algorithm.clip_high) == (0.01, 0.01)
     with pytest.raises(ValueError, match="either"):
         resolve({"preset": "capo", "clip": 0.01, "clip_high": 0.02})
+
+
+def test_what_is_said_about_react_can_be_done() -> None:
+    with pytest.raises(ValueError, match="prompting without training") as refused:
+        resolve("react")
+    (advice,) = re.findall(r"`(capo run .*)`", str(refused.value))
+    assert advice in (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    command, action, _, *rest = shlex.split(advice)
+    assert (command, action, rest[::2]) == ("capo", "run", ["--set"] * (len(rest) // 2))
+    config = load(ROOT / "configs" / "quickstart.toml", rest[1::2])
+    assert config.updates == 0
+    assert config.evaluation.modes == ("greedy",)
+    assert config.evaluation.games > 0
+    assert (config.evaluation.before, config.evaluation.after) == (True, False)  # played once
 
 
 @pytest.mark.parametrize(
