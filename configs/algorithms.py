@@ -157,8 +157,8 @@ def resolve(raw: str | Mapping[str, Any]) -> AlgorithmConfig:
     preset = table.setdefault("preset", "capo")
     if preset == "react":
         raise ValueError(
-            "react is prompting without training: leave the algorithm as it is and play held-out games"
-            " with `capo run CONFIG --set updates=0 --set evaluation.after=false"
+            "react is prompting without training: leave the algorithm as it is and play held-out"
+            " games with `capo run CONFIG --set updates=0 --set evaluation.after=false"
             " --set 'evaluation.modes=[\"greedy\"]'`."
         )
     if not isinstance(preset, str) or preset not in PRESETS:
