@@ -65,7 +65,7 @@ def parse_tool_calls(text: str, tools: Sequence[Tool]) -> tuple[tuple[ToolCall, 
 def _parse(block: str, names: Sequence[str]) -> ToolCall | str:
     try:
         call = json.loads(block)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number too long for Python
         return f"the tool call is not valid JSON ({_short(error)})"
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return 'a tool call is a JSON object with a "name" and "arguments"'
@@ -75,7 +75,7 @@ def _parse(block: str, names: Sequence[str]) -> ToolCall | str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             return f"the arguments of {call['name']} are not valid JSON ({_short(error)})"
     if not isinstance(arguments, dict):
         return f"the arguments of {call['name']} must be a JSON object"

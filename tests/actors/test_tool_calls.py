@@ -61,3 +61,11 @@ def test_the_schema_is_openais() -> None:
         "type": "function",
         "function": {"name": "go", "description": "Walk.", "parameters": {"type": "object"}},
     }
+
+
+@pytest.mark.parametrize("arguments", ['{"n": %s}', '"{\\"n\\": %s}"'])
+def test_a_number_too_long_for_python_is_a_malformed_call(arguments: str) -> None:
+    block = '{"name": "look", "arguments": ' + arguments % ("9" * 5000) + "}"
+    calls, malformed = parse_tool_calls(f"<tool_call>{block}</tool_call>", [Tool("look", "", {})])
+    assert calls == ()
+    assert "not valid JSON" in malformed
