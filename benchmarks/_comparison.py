@@ -128,15 +128,15 @@ def table(runs: Sequence[Run]) -> str:
         f" (sampled, seed by seed).",
         "",
         f"| algorithm | critic | clip | seeds | sampled | greedy | while training |"
-        f" against {first}, same seed | minutes a run |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f" against {first}, same seed |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in sorted(summaries, key=lambda summary: -mean(summary.sampled)):
         (sample, *_) = (run for run in runs if run.algorithm == one.algorithm)
         lines.append(
             f"| `{one.algorithm}` | {'yes' if sample.critic else 'no'} | {_clip(sample)} |"
             f" {len(one.seeds)} | {_spread(one.sampled)} | {_spread(one.greedy)} |"
-            f" {_spread(one.training)} | {_gap(one, first)} | {one.minutes:.1f} |"
+            f" {_spread(one.training)} | {_gap(one, first)} |"
         )
     by_seed = [
         f"{one.algorithm} "
