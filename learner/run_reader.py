@@ -135,7 +135,7 @@ class RunReader:
 
     def update_result(self, version: int) -> bytes:
         """What `finish_update` stored. Raises RunFileError if that update is not done."""
-        rows = list(self._rows("SELECT result FROM updates WHERE version = ?", version))
+        rows = self._rows("SELECT result FROM updates WHERE version = ?", version)
         if not rows or rows[0][0] is None:
             raise RunFileError(
                 f"{self.path} records no finished update {version}: list them with `capo replay`."
@@ -168,13 +168,11 @@ class RunReader:
         )
 
     def _episode(self, episode_id: str, vocabulary_size: int) -> Episode:
-        heads = list(
-            self._rows(
-                "SELECT task_id, group_id, member, episodes.status, num_steps, outcome, "
-                "final_keep, final_observation, metrics, error "
-                "FROM episodes JOIN leases USING (episode_id) WHERE episode_id = ?",
-                episode_id,
-            )
+        heads = self._rows(
+            "SELECT task_id, group_id, member, episodes.status, num_steps, outcome, "
+            "final_keep, final_observation, metrics, error "
+            "FROM episodes JOIN leases USING (episode_id) WHERE episode_id = ?",
+            episode_id,
         )
         if not heads:
             raise RunFileError(f"{self.path} holds no ended episode {episode_id}.")
@@ -196,9 +194,9 @@ class RunReader:
         with self._undamaged():
             return [msgspec.convert(columns, row) for columns in self._rows(sql)]
 
-    def _rows(self, sql: str, *parameters: str | int) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, sql: str, *parameters: str | int) -> list[tuple[Any, ...]]:
         with run_database.query(self.path):
-            yield from self._connection.execute(sql, parameters)
+            return self._connection.execute(sql, parameters).fetchall()
 
     @contextlib.contextmanager
     def _undamaged(self) -> Iterator[None]:

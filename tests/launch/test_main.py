@@ -96,10 +96,11 @@ def test_a_run_of_a_newer_version_is_told_as_such(tmp_path: Path, command: str) 
 
 def test_a_file_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run.sqlite").write_bytes(b"not a database" * 100)
-    for command in ("replay", "report", "export", "eval"):
-        done = capo(command, str(tmp_path))
+    for command in ("status", "replay", "report", "export", "eval", "learner --resume"):
+        done = capo(*command.split(), str(tmp_path))
         assert done.returncode == 2, done.stderr
         assert "run.sqlite" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
     assert (tmp_path / "run.sqlite").read_bytes() == b"not a database" * 100
 
 
