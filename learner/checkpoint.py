@@ -51,13 +51,18 @@ class Checkpoints:
         self._root = run_dir / "checkpoints"
         self._keep_last = keep_last
 
-    def save(self, version: int, write: Callable[[Path], None]) -> Checkpoint:
+    def save(
+        self, version: int, write: Callable[[Path], None], estimated_bytes: int = 0
+    ) -> Checkpoint:
         """Let `write(folder)` fill a new folder, then make it the checkpoint of `version`.
+
+        There must be room for one like the newest before anything is written, or for
+        `estimated_bytes` where it is the first.
 
         Raises StorageFullError if there is no room; what was there before stays as it is.
         """
         self._root.mkdir(parents=True, exist_ok=True)
-        self._require_room()
+        self._require_room(estimated_bytes)
         folder = self._folder(version)
         beside = folder.with_suffix(".tmp")
         shutil.rmtree(beside, ignore_errors=True)
@@ -156,12 +161,11 @@ class Checkpoints:
     def _folder(self, version: int) -> Path:
         return self._root / f"version-{version:06d}"
 
-    def _require_room(self) -> None:
-        versions = self.versions()
-        if not versions:
-            return
-        files = (path for path in self._folder(versions[-1]).rglob("*") if path.is_file())
-        needed = sum(path.stat().st_size for path in files) + SPARE_BYTES
+    def _require_room(self, estimated_bytes: int) -> None:
+        needed = estimated_bytes + SPARE_BYTES
+        if versions := self.versions():
+            files = (path for path in self._folder(versions[-1]).rglob("*") if path.is_file())
+            needed = sum(path.stat().st_size for path in files) + SPARE_BYTES
         if _free_bytes(self._root) < needed:
             raise self._no_room(needed)
 

@@ -162,17 +162,26 @@ def shard_frozen(model: nn.Module, zero_stage: int) -> None:
         _initialize(model, None, {"zero_optimization": {"stage": 3}})
 
 
+def num_parameters(model: nn.Module) -> int:
+    """Elements of all parameters, shared ones once, also of those that lie on other ranks."""
+    return sum(_num_elements(parameter) for parameter in model.parameters())
+
+
 def gathered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, full tensor) of every parameter, shared ones once; valid until the next is taken."""
     bucket: list[tuple[str, nn.Parameter]] = []
     size = 0
     for name, parameter in model.named_parameters():
         bucket.append((name, parameter))
-        size += int(getattr(parameter, "ds_numel", parameter.numel()))
+        size += _num_elements(parameter)
         if size >= _GATHER_ELEMENTS:
             yield from _gather(bucket)
             bucket, size = [], 0
     yield from _gather(bucket)
+
+
+def _num_elements(parameter: nn.Parameter) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _gather(bucket: list[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, Tensor]]:

@@ -119,7 +119,10 @@ class Loop:
         parts = self._parts
         version = parts.trainer.version
         parts.service.doing(f"saves the checkpoint of version {version}")
-        saved = self._with_room(lambda: parts.checkpoints.save(version, parts.trainer.save))
+        trainer = parts.trainer
+        saved = self._with_room(
+            lambda: parts.checkpoints.save(version, trainer.save, trainer.checkpoint_bytes)
+        )
         self._with_room(
             lambda: parts.run_file.record_weights(version, saved.folder.name, saved.digest)
         )

@@ -20,7 +20,7 @@ from torch import Tensor
 from capo.configs.algorithms import needs_critic, needs_reference
 from capo.configs.schema import RunConfig
 from capo.learner.determinism import make_deterministic
-from capo.learner.engines import Model, TrainEngine, gathered, shard_frozen
+from capo.learner.engines import Model, TrainEngine, gathered, num_parameters, shard_frozen
 from capo.learner.episodes import Episode
 from capo.learner.hf_checkpoint import export
 from capo.learner.microbatch import PlacedSegment, collate
@@ -130,6 +130,16 @@ class Trainer:
             )
             (folder / "trainer.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         self._ranks.barrier()
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """About what `save` writes on all ranks together: the exports, and the optimizer's master
+        weights with two moments each."""
+        state = 3 * self._precision.parameter.itemsize
+        return sum(
+            num_parameters(engine.model) * (self._dtype.itemsize + state)
+            for _, engine in self._engines()
+        )
 
     def load(self, folder: Path) -> None:
         """Continues from what `save` wrote.

@@ -164,6 +164,20 @@ def test_room_is_checked_before_anything_is_written(small_disk):
     assert checkpoints.latest().version == 1
 
 
+def test_room_for_the_first_checkpoint_is_checked_by_an_estimate(small_disk):
+    checkpoints = Checkpoints(small_disk, 3)
+    written = []
+    with pytest.raises(StorageFullError, match=r"needs 8 MiB and .* has [56]"):
+        checkpoints.save(1, written.append, 7 << 20)
+    assert written == []
+    assert checkpoints.latest() is None
+    checkpoints.save(1, large, 4 << 20)
+    assert checkpoints.latest().version == 1
+    (small_disk / "ballast").write_bytes(bytes(1 << 20))
+    with pytest.raises(StorageFullError, match="needs 4 MiB"):  # the newest one is no estimate
+        checkpoints.save(2, written.append, 100)
+
+
 def test_a_disk_that_fills_up_while_writing_is_said(small_disk):
     (small_disk / "ballast").write_bytes(bytes(4 << 20))
     checkpoints = Checkpoints(small_disk, 3)

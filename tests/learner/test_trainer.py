@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from capo.configs.algorithms import AlgorithmConfig
+from capo.configs.algorithms import AlgorithmConfig, resolve
 from capo.learner.results import compare
 from capo.learner.tiny_model import build_tokenizer
 from capo.learner.trainer import Trainer
@@ -34,6 +34,17 @@ def trained(folder, tmp_path_factory):
     trainer.save(checkpoint)
     results += [trainer.update(BATCHES[version], version) for version in (1, 2)]
     return trainer, results, checkpoint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("preset", ["grpo", "capo"])
+def test_the_size_of_a_checkpoint_is_known_before_it_is_written(tmp_path, folder, dtype, preset):
+    config = run_config(algorithm=resolve({"preset": preset}), dtype=dtype)
+    trainer = Trainer(config, folder)
+    trainer.update(BATCHES[0], 0)
+    trainer.save(tmp_path)
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert trainer.checkpoint_bytes <= written < 1.3 * trainer.checkpoint_bytes  # and headers
 
 
 def test_loading_and_going_on_is_bit_identical_to_never_having_stopped(folder, trained):
