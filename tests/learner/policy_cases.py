@@ -1,6 +1,7 @@
-"""What tests of the policy's loss share: inputs from plain vectors, loss and gradient."""
+"""What tests of the policy's loss share: random actions, inputs of vectors, loss and gradient."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,40 @@ def policy_inputs(
         action_kept=correction.action_kept,
         counted=torch.ones(num_actions, dtype=torch.bool) if counted is None else counted,
     )
+
+
+class Case:
+    """K ragged actions with log-probs of four policies around each other."""
+
+    def __init__(self, lengths: list[int], seed: int, scale: float = 0.02) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def noise(size: int) -> Tensor:
+            return torch.randn(size, generator=generator, dtype=torch.float64)
+
+        self.lengths = lengths
+        self.index = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        self.proximal = -noise(sum(lengths)).abs() - 0.1
+        self.current = self.proximal + scale * noise(sum(lengths))
+        self.behaviour = self.proximal + 3 * scale * noise(sum(lengths))
+        self.reference = self.proximal + scale * noise(sum(lengths))
+        self.entropies = noise(sum(lengths)).abs()
+        self.advantages = noise(len(lengths))
+        self.token_advantages = noise(sum(lengths))
+
+    def rows(self, values: Tensor) -> list[list[float]]:
+        return [part.tolist() for part in values.split(self.lengths)]
+
+    def inputs(self, algorithm: Any, **changes: Any) -> PolicyInputs:
+        given: dict[str, Any] = {
+            "advantages": self.advantages,
+            "behaviour": self.behaviour,
+            "reference": self.reference,
+            "entropies": self.entropies,
+        }
+        return policy_inputs(
+            self.index, len(self.lengths), self.proximal, algorithm, **{**given, **changes}
+        )
 
 
 def run(

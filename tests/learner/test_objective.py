@@ -18,45 +18,11 @@ from capo.learner.objective import (
     policy_loss,
 )
 from tests import oracles
-from tests.learner.policy_cases import policy_inputs, run
+from tests.learner.policy_cases import Case, policy_inputs, run
 from tests.recorded import close, vector
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 PLAIN: dict[str, Any] = {"kl_coefficient": 0.0, "behaviour_weight": "none"}
-
-
-class Case:
-    """K ragged actions with log-probs of four policies around each other."""
-
-    def __init__(self, lengths: list[int], seed: int, scale: float = 0.02) -> None:
-        generator = torch.Generator().manual_seed(seed)
-
-        def noise(size: int) -> Tensor:
-            return torch.randn(size, generator=generator, dtype=torch.float64)
-
-        self.lengths = lengths
-        self.index = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-        self.proximal = -noise(sum(lengths)).abs() - 0.1
-        self.current = self.proximal + scale * noise(sum(lengths))
-        self.behaviour = self.proximal + 3 * scale * noise(sum(lengths))
-        self.reference = self.proximal + scale * noise(sum(lengths))
-        self.entropies = noise(sum(lengths)).abs()
-        self.advantages = noise(len(lengths))
-        self.token_advantages = noise(sum(lengths))
-
-    def rows(self, values: Tensor) -> list[list[float]]:
-        return [part.tolist() for part in values.split(self.lengths)]
-
-    def inputs(self, algorithm: Any, **changes: Any) -> PolicyInputs:
-        given: dict[str, Any] = {
-            "advantages": self.advantages,
-            "behaviour": self.behaviour,
-            "reference": self.reference,
-            "entropies": self.entropies,
-        }
-        return policy_inputs(
-            self.index, len(self.lengths), self.proximal, algorithm, **{**given, **changes}
-        )
 
 
 ragged = st.lists(st.integers(1, 9), min_size=1, max_size=8)
