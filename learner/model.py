@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from capo.learner.attention import implementation, packed_arguments
 from capo.learner.microbatch import Microbatch
+from capo.protocol.errors import ConfigError
 
 MAX_LOGITS = 1 << 26  # elements of [rows, V] that exist at once; more are recomputed backward
 
@@ -50,9 +51,9 @@ class PolicyModel(nn.Module):
         for name in _LOGIT_TRANSFORMS:
             value = getattr(causal_lm.config, name, None)
             if value is not None and value != 1.0:
-                raise ValueError(
+                raise ConfigError(
                     f"{causal_lm.config.model_type} models change their logits by {name}={value}, "
-                    "which the learner does not reproduce; use another model"
+                    "which the learner does not reproduce: use another model."
                 )
 
     @property
@@ -111,7 +112,8 @@ def load_policy(
     *,
     checkpoint_layers: bool = False,
 ) -> PolicyModel:
-    """The policy in a Hugging Face folder; OSError if its weights are not safetensors."""
+    """The policy in a Hugging Face folder; OSError if its weights are not safetensors, ConfigError
+    for a model whose log-probs would not be those of engines."""
     with _quiet():
         model = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, **_arguments(precision, device)

@@ -159,6 +159,21 @@ def test_a_corrected_start_works_in_the_same_folder_and_a_damaged_copy_is_told_a
         assert contents(tmp_path / "run") == before
 
 
+def test_a_start_that_failed_after_its_model_was_copied_leaves_no_copy(
+    whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(whole, model)
+    change("config.json", final_logit_softcapping=30.0)(model)  # whole, but not for this learner
+    assert start(tmp_path, model) == 2
+    assert "final_logit_softcapping" in one_sentence(capfd)
+    assert not (tmp_path / "run").exists()
+    assert start(tmp_path, whole) == 0
+    assert (tmp_path / "run" / "model" / "config.json").read_bytes() == (
+        whole / "config.json"
+    ).read_bytes()
+
+
 def test_a_folder_with_somebodys_model_is_not_taken_for_the_runs(
     whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

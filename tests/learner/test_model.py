@@ -8,6 +8,7 @@ import capo.learner.model as model_module
 from capo.learner.batch import build_batch
 from capo.learner.microbatch import collate
 from capo.learner.model import PolicyModel, Precision, load_critic, load_policy
+from capo.protocol.errors import ConfigError
 from capo.protocol.records import EpisodeStatus
 from tests.factories import VOCABULARY, batch_of_episodes, cut_apart, random_episode, tiny_policy
 
@@ -147,7 +148,7 @@ def test_merged_steps_have_the_values_of_separate_ones(folder):
 def test_a_model_that_transforms_its_logits_is_refused(folder):
     lm = Qwen3ForCausalLM.from_pretrained(folder)
     lm.config.final_logit_softcapping = 30.0
-    with pytest.raises(ValueError, match="final_logit_softcapping=30"):
+    with pytest.raises(ConfigError, match="final_logit_softcapping=30"):
         PolicyModel(lm, Precision())
 
 
