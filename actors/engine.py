@@ -60,6 +60,11 @@ class Engine(Protocol):
         """
         ...
 
+    async def overdue(self, begun_at: float) -> None:
+        """An action begun at that time.monotonic() did not come within its limit: an engine that
+        has answered nothing since hangs, and is broken from now on."""
+        ...
+
     async def form_group(self, form: GroupForm) -> None:
         """Join the weight group of an epoch in place of any earlier one; WeightSyncError if not."""
         ...

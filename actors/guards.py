@@ -7,6 +7,7 @@ an environment's answer must have is `env_answers`' business.
 import asyncio
 import inspect
 import json
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -14,8 +15,9 @@ import numpy as np
 from msgspec import Struct
 
 from capo.actors.chat import MAX_CHARACTERS_PER_TOKEN, Dialogue, Prompt
-from capo.actors.engine import Sample
+from capo.actors.engine import Engine, Sample
 from capo.actors.foreign import described, shown
+from capo.actors.patience import OverdueError, within
 from capo.actors.tool_calls import schema_of
 from capo.envs.api import Observation
 from capo.protocol.errors import EngineError, EnvError
@@ -92,14 +94,18 @@ def _check_size(dialogue: Dialogue, observation: Observation) -> None:
         )
 
 
-async def trainable_sample(call: Coroutine[Any, Any, Sample], timeout_s: float) -> Sample:
+async def trainable_sample(
+    engine: Engine, call: Coroutine[Any, Any, Sample], timeout_s: float
+) -> Sample:
     """One action that can be trained on, or EngineError whatever else the engine does."""
+    begun_at = time.monotonic()
     try:
-        async with asyncio.timeout(timeout_s):
-            sample = await call
-    except TimeoutError as error:
+        sample = await within(call, timeout_s)
+    except OverdueError as error:
+        await engine.overdue(begun_at)
         raise EngineError(
-            f"the engine did not answer within rollout.engine_timeout_s = {timeout_s:g} s"
+            engine.broken
+            or f"the engine did not answer within rollout.engine_timeout_s = {timeout_s:g} s"
         ) from error
     except EngineError:
         raise

@@ -49,6 +49,7 @@ async def play(
         while True:
             started = time.monotonic()
             sample = await trainable_sample(
+                engine,
                 engine.generate(
                     prompt.tokens,
                     max_tokens=dialogue.room(),

@@ -5,14 +5,16 @@ WeightSyncError if only a control call failed. Knows neither actions nor policy 
 """
 
 import asyncio
+import contextlib
 import gc
 import math
 import time
 from collections.abc import Awaitable
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from capo.actors.engine import UnreachableStoreError
+from capo.actors.patience import OverdueError, within
 from capo.protocol.errors import EngineError, WeightSyncError
 from capo.protocol.records import IntArray
 
@@ -30,6 +32,7 @@ class VllmCore:
         self.llm = llm
         self._limit_s = min(limit_s, LONGEST_ORDER_S)
         self._broken = ""
+        self._answered_at = -math.inf
         self._next_request = count()
         self._requests: set[str] = set()
 
@@ -55,6 +58,7 @@ class VllmCore:
         try:
             async for output in self.llm.generate(inputs, parameters, request):
                 result = output
+                self._answered_at = time.monotonic()
         except Exception as error:  # vLLM's own classes share no base
             if self.llm.errored:
                 self.give_up(f"the inference engine died ({type(error).__name__}: {error})")
@@ -81,22 +85,23 @@ class VllmCore:
             raise WeightSyncError(f"the engine could not {what}: {error}") from error
 
     async def within_limit(self, what: str, work: Awaitable[T], more_s: float = 0.0) -> T:
-        """What `work` returns or raises; EngineError, and `broken`, when it takes too long.
-
-        Time in which this process itself did not run (it was stopped, or an environment blocked
-        its loop) is not the engine's: waiting goes in slices, and each counts once.
-        """
+        """What `work` returns or raises; EngineError, and `broken`, when it takes too long."""
         limit_s = self._limit_s + more_s
-        slice_s = min(1.0, limit_s / 10)
-        task = asyncio.ensure_future(work)
         try:
-            for _ in range(math.ceil(limit_s / slice_s)):
-                done, _ = await asyncio.wait({task}, timeout=slice_s)
-                if done:
-                    return task.result()
-        finally:
-            task.cancel()
-        self.give_up(f"the inference engine hangs: it did not {what} within {limit_s:g} s")
+            result = await within(work, limit_s)
+        except OverdueError:
+            return await self._hang(f"it did not {what} within {limit_s:g} s")
+        self._answered_at = time.monotonic()
+        return result
+
+    async def overdue(self, begun_at: float) -> None:
+        """A request of then is overdue; if nothing at all has come since, the engine hangs."""
+        if self._answered_at < begun_at and not self.broken:
+            with contextlib.suppress(EngineError):
+                await self._hang(f"it has answered nothing for {time.monotonic() - begun_at:.0f} s")
+
+    async def _hang(self, how: str) -> NoReturn:
+        self.give_up(f"the inference engine hangs: {how}")
         await self.end_requests_if_broken()
         raise EngineError(self.broken)
 

@@ -68,6 +68,9 @@ class VllmEngine:
             raise EngineError(f"this engine cannot record entropies: {error}") from error
         self._columns = ENTROPY_COLUMNS
 
+    async def overdue(self, begun_at: float) -> None:
+        await self._core.overdue(begun_at)
+
     async def form_group(self, form: GroupForm) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 

@@ -58,6 +58,9 @@ class ScriptedEngine:
             stopped=int(tokens[-1]) in stop_token_ids,
         )
 
+    async def overdue(self, begun_at: float) -> None:
+        pass
+
     async def form_group(self, form: GroupForm) -> None:
         self.forms.append(form)
         if self.form_error is not None:

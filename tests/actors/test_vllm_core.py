@@ -72,3 +72,17 @@ def test_an_order_that_is_cancelled_does_not_run_on():
 
 def test_an_order_may_not_take_as_long_as_a_long_action():
     assert VllmCore(Llm(), limit_s=600.0)._limit_s == LONGEST_ORDER_S
+
+
+def test_an_overdue_action_breaks_an_engine_that_has_answered_nothing_since():
+    async def scenario():
+        core = VllmCore(Llm(), limit_s=60.0)
+        begun_at = time.monotonic()
+        core._answered_at = begun_at + 1.0  # another request came back: this one is only slow
+        await core.overdue(begun_at)
+        assert core.broken == ""
+        await core.overdue(begun_at + 2.0)
+        assert "the inference engine hangs: it has answered nothing for" in core.broken
+        assert core.llm.aborted == []
+
+    asyncio.run(scenario())

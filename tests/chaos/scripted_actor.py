@@ -124,6 +124,9 @@ class GlooScriptedEngine:
             stopped=len(tokens) > 0 and int(tokens[-1]) in stop_token_ids,
         )
 
+    async def overdue(self, begun_at: float) -> None:
+        pass
+
     async def form_group(self, form: GroupForm) -> None:
         self._log.write("form", epoch=form.epoch, world_size=form.world_size)
         self._drop_group()
