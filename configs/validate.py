@@ -26,6 +26,8 @@ _NOT_NEGATIVE = """
 """
 _FRACTION = "scheduler.max_error_fraction rollout.gpu_memory_utilization"
 
+HOTTEST = 2.0  # temperature, of vLLM
+
 
 def problems(config: RunConfig) -> list[str]:
     """All that is wrong with `config`, in order of the rules; empty when it can run."""
@@ -121,6 +123,8 @@ def _relations(config: RunConfig) -> Iterator[str]:
             f"rollout.max_action_tokens {rollout.max_action_tokens} leaves no room for a prompt in "
             f"model.max_length {model.max_length}."
         )
+    if rollout.temperature > HOTTEST:
+        yield f"rollout.temperature {rollout.temperature} is above {HOTTEST:g}, all that vLLM takes."
     if config.network.dead_after_s <= 2 * config.network.heartbeat_s:
         yield (
             f"network.dead_after_s {config.network.dead_after_s} must exceed two heartbeats of "

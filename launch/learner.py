@@ -102,11 +102,8 @@ def _show_outcome(reader: "RunReader", run_dir: Path, progress: Progress) -> Non
     from capo.launch.outcome import OUTCOME_COLUMNS, evaluations_of, outcome_rows
 
     progress.close()
-    progress.table(
-        "Held-out games",
-        OUTCOME_COLUMNS,
-        outcome_rows(evaluations_of(reader)),
-    )
+    if rows := outcome_rows(evaluations_of(reader)):
+        progress.table("Held-out games", OUTCOME_COLUMNS, rows)
     progress.note(f"The run is in {run_dir}; look at it with: capo report {run_dir}")
 
 

@@ -68,6 +68,7 @@ def test_a_typo_is_refused_with_the_nearest_name(minimal: Path) -> None:
         ("learner.token_budget=100", ["100", "model.max_length", "8192"]),
         ("learner.batch_episodes=10", ["10", "4 minibatches"]),
         ("scheduler.group_size=3", ["128", "groups of 3"]),
+        ("rollout.temperature=3.0", ["3.0", "vLLM"]),
         ("rollout.temperature=0", ["rollout.temperature", "positive"]),
         ("rollout.max_action_tokens=9000", ["9000", "no room"]),
         ("network.dead_after_s=1", ["network.dead_after_s", "heartbeats"]),
