@@ -124,7 +124,7 @@ def _relations(config: RunConfig) -> Iterator[str]:
             f"model.max_length {model.max_length}."
         )
     if rollout.temperature > HOTTEST:
-        yield f"rollout.temperature {rollout.temperature} is above {HOTTEST:g}, all that vLLM takes."
+        yield f"rollout.temperature {rollout.temperature} is above {HOTTEST:g}, vLLM's highest."
     if config.network.dead_after_s <= 2 * config.network.heartbeat_s:
         yield (
             f"network.dead_after_s {config.network.dead_after_s} must exceed two heartbeats of "
