@@ -199,7 +199,7 @@ def test_a_walkthrough_that_does_not_win_is_no_demonstration() -> None:
 
 
 def test_tasks_are_the_games_of_the_split_and_demonstrations_of_real_ones_fit() -> None:
-    factory = AlfworldFactory({"data": str(textworld_games.DATA)})
+    factory = AlfworldFactory({"data": str(textworld_games.data())})
     tasks = factory.tasks("valid")
     assert len(tasks) == len({task.id for task in tasks}) == 140
     assert tasks == factory.tasks("valid")

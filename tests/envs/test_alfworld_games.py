@@ -41,7 +41,7 @@ def test_both_layouts_give_the_same_games_in_the_same_order(tmp_path: Path) -> N
         write_official(tmp_path, game, "valid_seen")
     official = read_games(tmp_path, "valid_seen")
     kept = {game.id for game in official}
-    compacted = [g for g in read_games(textworld_games.DATA, "valid_seen") if g.id in kept]
+    compacted = [g for g in read_games(textworld_games.data(), "valid_seen") if g.id in kept]
     assert official == compacted
     assert {game.family for game in official} == set(FAMILIES)
     assert kept == {game.id for game in real}
@@ -56,7 +56,7 @@ def test_the_folder_of_the_splits_may_be_given_itself(tmp_path: Path) -> None:
 
 def test_the_order_mixes_families_and_does_not_depend_on_the_file(tmp_path: Path) -> None:
     games = list(textworld_games.valid_seen())
-    first = [game.family for game in read_games(textworld_games.DATA, "valid_seen")[:40]]
+    first = [game.family for game in read_games(textworld_games.data(), "valid_seen")[:40]]
     assert set(first) == set(FAMILIES)
     write_compact(tmp_path / "a.jsonl.xz", [compact(game) for game in games[:9]])
     write_compact(tmp_path / "b.jsonl.xz", [compact(game) for game in reversed(games[:9])])
@@ -64,7 +64,7 @@ def test_the_order_mixes_families_and_does_not_depend_on_the_file(tmp_path: Path
 
 
 def test_a_choice_of_families_is_kept_to() -> None:
-    games = read_games(textworld_games.DATA, "valid_seen", ("pick_heat_then_place_in_recep",))
+    games = read_games(textworld_games.data(), "valid_seen", ("pick_heat_then_place_in_recep",))
     assert len(games) == 16
     assert {game.family for game in games} == {"pick_heat_then_place_in_recep"}
 
