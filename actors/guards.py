@@ -111,15 +111,37 @@ async def trainable_sample(
         raise
     except Exception as error:  # a bug of the engine ends this episode, not the actor
         raise EngineError(f"the engine raised {described(error)}") from error
+    if fault := _sample_fault(sample):
+        raise EngineError(f"the engine returned {fault}")
+    return sample
+
+
+def _sample_fault(sample: object) -> str:
+    """What an engine returned instead of an action, "" if it is one."""
+    if not isinstance(sample, Sample):
+        return f"a {type(sample).__name__}, not a Sample"
+    per_token = [("log-probs", sample.logprobs)]
+    if sample.entropies is not None:
+        per_token.append(("entropies", sample.entropies))
+    for name, values, dtype in [
+        ("tokens", sample.tokens, np.int32),
+        *((name, values, np.float32) for name, values in per_token),
+    ]:
+        if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
+            return f"{name} that are no vector of {dtype.__name__}"
     length = len(sample.tokens)
     if length == 0:
-        raise EngineError("the engine returned an action without a token")
-    if len(sample.logprobs) != length or not np.isfinite(sample.logprobs).all():
-        raise EngineError(
-            f"the engine returned {len(sample.logprobs)} log-probs for an action of {length} "
-            f"tokens, of which {int(np.isfinite(sample.logprobs).sum())} are finite"
-        )
-    return sample
+        return "an action without a token"
+    for name, values in per_token:
+        finite = int(np.isfinite(values).sum())
+        if not len(values) == finite == length:
+            return (
+                f"{len(values)} {name} for an action of {length} tokens, of which {finite} are "
+                "finite"
+            )
+    if sum(span.num_tokens for span in sample.versions) != length:
+        return f"version spans that do not cover its {length} tokens"
+    return ""
 
 
 def _abandon(task: "asyncio.Future[Any]") -> None:

@@ -519,6 +519,11 @@ class StrangeEngine(ScriptedEngine):
         (sample(tokens=np.empty(0, np.int32)), "without a token"),
         (sample(logprobs=np.array([-1.0, math.nan], np.float32)), "of which 1 are finite"),
         (sample(logprobs=np.array([-1.0], np.float32)), "1 log-probs for an action of 2"),
+        (sample(logprobs=np.array([-1.0, -1.0])), "log-probs that are no vector of float32"),
+        (sample(tokens=[3, 4]), "tokens that are no vector of int32"),
+        (sample(entropies=np.array([math.inf, 0.0], np.float32)), "2 entropies for an action of 2"),
+        (sample(versions=(VersionSpan(0, 1),)), "version spans that do not cover its 2 tokens"),
+        (None, "a NoneType, not a Sample"),
         (RuntimeError("illegal memory access"), "raised RuntimeError: illegal memory access"),
     ],
 )
