@@ -17,7 +17,7 @@ from msgspec import Struct
 from capo.actors.chat import MAX_CHARACTERS_PER_TOKEN, Dialogue, Prompt
 from capo.actors.engine import Engine, Sample
 from capo.actors.foreign import described, shown
-from capo.actors.patience import OverdueError, within
+from capo.actors.patience import OverdueError, abandon, within
 from capo.actors.tool_calls import schema_of
 from capo.envs.api import Observation
 from capo.protocol.errors import EngineError, EnvError
@@ -39,10 +39,10 @@ async def env_call(name: str, call: Callable[[], Awaitable[T]], timeout_s: float
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout_s)
     except asyncio.CancelledError:
-        _abandon(task)
+        abandon(task)
         raise
     if not done:
-        _abandon(task)
+        abandon(task)
         raise EnvError(f"{name} did not return within rollout.env_timeout_s = {timeout_s:g} s")
     if task.cancelled():
         raise EnvError(f"{name} cancelled its own task")
@@ -142,9 +142,3 @@ def _sample_fault(sample: object) -> str:
     if sum(span.num_tokens for span in sample.versions) != length:
         return f"version spans that do not cover its {length} tokens"
     return ""
-
-
-def _abandon(task: "asyncio.Future[Any]") -> None:
-    task.cancel()
-    # Whatever it still raises has been reported as a time-out already.
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

@@ -7,7 +7,7 @@ it meanwhile has arrived, and is read as soon as it runs again.
 import asyncio
 import math
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -28,6 +28,14 @@ async def within(work: Awaitable[T], limit_s: float) -> T:
             done, _ = await asyncio.wait({task}, timeout=slice_s)
             if done:
                 return task.result()
-    finally:
-        task.cancel()
+    except asyncio.CancelledError:
+        abandon(task)
+        raise
+    abandon(task)
     raise OverdueError(f"nothing came within {limit_s:g} s")
+
+
+def abandon(task: "asyncio.Future[Any]") -> None:
+    """Nobody waits for it any more: it is cancelled, and what it still raises is not reported."""
+    task.cancel()
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

@@ -23,7 +23,7 @@ from capo.actors.player import Player, make_player
 from capo.actors.weight_duty import WeightDuty
 from capo.configs.schema import RolloutConfig
 from capo.protocol.client import ActorClient
-from capo.protocol.errors import CapoError, EngineError, PeerLostError, ProtocolError
+from capo.protocol.errors import CapoError, EngineError, PeerLostError, ProtocolError, first_of
 from capo.protocol.keys import ActorKeys
 from capo.protocol.messages import (
     PROTOCOL_VERSION,
@@ -112,7 +112,7 @@ class Worker:
             async with self._client:
                 await self._work()
         except* CapoError as group:
-            raise _first(group) from None
+            raise first_of(group) from None
         finally:
             if self._engine is not None:
                 await self._engine.close()
@@ -297,11 +297,3 @@ class Worker:
             held_leases=self._held(),
             metrics=self._counts.metrics(time.monotonic()),
         )
-
-
-def _first(group: BaseExceptionGroup[CapoError]) -> CapoError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, CapoError)
-    return error

@@ -26,6 +26,7 @@ from capo.learner.run_ingest import Committed
 from capo.learner.scheduler import Scheduler
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.learner.service import Service
+from capo.protocol.errors import StorageFullError
 from capo.protocol.handler import ServerStats
 from capo.protocol.messages import ActorSetup, Delivery, Grant, Hello, ToLearner, Welcome
 from capo.protocol.records import Lease, Purpose, Task
@@ -142,7 +143,11 @@ class StoringLearner:
     def _consume(self) -> None:
         """What updates do to scheduler and run file: take batches, advance the version."""
         while not self._closing.is_set():
-            if self._scheduler.take_batch(0.2) is not None:
+            try:
+                batch = self._scheduler.take_batch(0.2)
+            except StorageFullError:  # a commit takes its time
+                continue
+            if batch is not None:
                 self._num_batches += 1
                 self._scheduler.version_advanced(self._num_batches)
 

@@ -6,7 +6,6 @@ lock guards what both read. Knows no tensors.
 
 import asyncio
 import logging
-import math
 import os
 import threading
 import time
@@ -17,12 +16,14 @@ import msgspec
 
 from capo.configs.schema import NetworkConfig, RolloutConfig
 from capo.learner.actor_book import RECONNECTED, ActorBook, refusal
+from capo.learner.actor_names import ActorNames
 from capo.learner.drain import send_home
 from capo.learner.run_endings import EpisodeLimits
 from capo.learner.run_file import RunFile
 from capo.learner.scheduler import Scheduler
 from capo.learner.scheduler_status import Wait
-from capo.learner.status_file import ActorStatus, LearnerStatus, write_status
+from capo.learner.status_file import ActorStatus, LearnerStatus
+from capo.learner.status_teller import StatusTeller
 from capo.learner.weights import BroadcastReport, WeightBroadcaster
 from capo.protocol.errors import StorageFullError
 from capo.protocol.frames import MIB, Limits
@@ -48,8 +49,6 @@ from capo.protocol.server import Server
 
 logger = logging.getLogger(__name__)
 
-STATUS_EVERY_S = 1.0
-REPORT_EVERY_S = 0.5  # a report costs a look at every actor and lease; more questions get the same
 SLOW_COMMIT_S = 1.0  # beyond it somebody may want to look at the disk
 
 
@@ -72,7 +71,6 @@ class Service:
         """`note` gets one sentence for every actor that comes, goes or is refused."""
         self._run_id = run_id
         self._name = name
-        self._run_dir = run_dir
         self._setup = setup
         self._limits = EpisodeLimits(
             vocabulary_size=msgspec.json.decode(setup.model_config)["vocab_size"],
@@ -92,12 +90,11 @@ class Service:
             before=run_file.actors_before(),
             now=clock(),
         )
-        self._unnamed: dict[str, str] = {}  # actors that are not in the run file yet
+        self._names = ActorNames(run_file)
         self._broadcaster: WeightBroadcaster | None = None
         self._draining = False
         self._doing = ("starting", clock())
-        self._status_at = clock()
-        self._reported = (-math.inf, b"")  # when, and what
+        self._teller = StatusTeller(run_dir, self.status, clock)
         self._server = Server(
             network.bind,
             self,
@@ -112,9 +109,7 @@ class Service:
         if reason := refusal(hello, self._run_id, self._setup.tokenizer_digest):
             self._note(f"{hello.actor_name} was refused: {reason}")
             return Refused(reason=reason)
-        with self._lock:
-            self._unnamed[hello.actor_id] = hello.actor_name
-        self._name_actors()
+        self._names.add(hello.actor_id, hello.actor_name)
         playing = self._scheduler.actor_back(hello.actor_id, hello.held_leases)
         with self._lock:
             was_connected = self._book.join(hello, playing, self._clock())
@@ -133,18 +128,6 @@ class Service:
             dead_after_s=self._network.dead_after_s,
             setup=None if known else self._setup,
         )
-
-    def _name_actors(self) -> None:
-        """Names are for people; a full disk puts them off."""
-        with self._lock:
-            unnamed = dict(self._unnamed)
-        for actor_id, name in unnamed.items():
-            try:
-                self._run_file.actor_seen(actor_id, name)
-            except StorageFullError:
-                return
-            with self._lock:
-                self._unnamed.pop(actor_id, None)
 
     def commit(self, deliveries: Sequence[tuple[str, Delivery]]) -> None:
         committed = self._run_file.commit(deliveries, self._limits)
@@ -174,10 +157,7 @@ class Service:
                 self._scheduler.not_received(actor_id, overdue)
 
     def report(self) -> bytes:
-        now = self._clock()
-        if now >= self._reported[0] + REPORT_EVERY_S:
-            self._reported = (now, msgspec.json.encode(self.status()))
-        return self._reported[1]
+        return self._teller.answer()
 
     def lost(self, actor_id: str, reason: str) -> None:
         with self._lock:
@@ -190,9 +170,8 @@ class Service:
             self._note(f"{actor.name} is gone: {reason}.")
 
     def tick(self) -> None:
-        now = self._clock()
         with self._lock:
-            overdue = self._book.take_overdue(now)
+            overdue = self._book.take_overdue(self._clock())
         for actor_id in overdue:
             self._scheduler.actor_lost(actor_id)
         for revoked in self._scheduler.take_revocations():
@@ -201,12 +180,10 @@ class Service:
             revoke = Revoke(episode_ids=(revoked.episode_id,), reason=revoked.reason)
             self._server.send(revoked.actor_id, revoke)
         self.deal()
-        if now >= self._status_at:
-            self._status_at = now + STATUS_EVERY_S
+        if self._teller.write_if_due():
             self._note.due()
             self._warn.due()
-            self._name_actors()
-            write_status(self._run_dir, self.status())
+            self._names.store()
 
     def deal(self) -> None:
         """Hand out what may be played to whoever has weights and room. From any thread."""

@@ -58,3 +58,12 @@ class EngineError(CapoError):
 
 class EnvError(CapoError):
     pass
+
+
+def first_of(group: BaseExceptionGroup[CapoError]) -> CapoError:
+    """The error that a group began with, however deep it lies."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, CapoError)
+    return error
