@@ -9,9 +9,7 @@ import msgspec
 from capo.learner.status_file import LearnerStatus, write_status
 
 WRITE_EVERY_S = 1.0
-ANSWER_EVERY_S = (
-    0.5  # it costs a look at every actor and lease
-)
+ANSWER_EVERY_S = 0.5  # it costs a look at every actor and lease
 
 
 class StatusTeller:
