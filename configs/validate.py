@@ -30,8 +30,13 @@ HOTTEST = 2.0  # temperature, of vLLM
 
 
 def problems(config: RunConfig) -> list[str]:
-    """All that is wrong with `config`, in order of the rules; empty when it can run."""
-    return [*_ranges(config), *_relations(config)]
+    """What is wrong with `config`, in order of the rules; empty when it can run. How values go
+    together is asked only of possible values: one may be a divisor."""
+    return list(_ranges(config)) or [
+        *_world_and_model(config),
+        *_batches(config),
+        *_network(config),
+    ]
 
 
 def _value(config: RunConfig, name: str) -> float:
@@ -64,10 +69,12 @@ def _ranges(config: RunConfig) -> Iterator[str]:
                 yield f"warm_start.{field.name} must be positive, got {value}."
 
 
-def _relations(config: RunConfig) -> Iterator[str]:
-    model, learner, rollout = config.model, config.learner, config.rollout
+def _world_and_model(config: RunConfig) -> Iterator[str]:
+    model = config.model
     if not config.name or "/" in config.name:
         yield f"name must be a plain word, got {config.name!r}."
+    if ":" not in config.environment.factory:
+        yield f"environment.factory must be 'module:name', got {config.environment.factory!r}."
     if bool(model.path) == (model.tiny is not None):
         yield (
             "exactly one of model.path and [model.tiny] must be given: a Hugging Face folder, "
@@ -85,6 +92,10 @@ def _relations(config: RunConfig) -> Iterator[str]:
             )
     if config.warm_start is not None and model.tiny is None:
         yield "[warm_start] needs [model.tiny]; a model from model.path is trained as it is."
+
+
+def _batches(config: RunConfig) -> Iterator[str]:
+    model, learner, rollout = config.model, config.learner, config.rollout
     if learner.batch_episodes % learner.minibatches:
         yield (
             f"learner.batch_episodes {learner.batch_episodes} does not divide into "
@@ -125,6 +136,9 @@ def _relations(config: RunConfig) -> Iterator[str]:
         )
     if rollout.temperature > HOTTEST:
         yield f"rollout.temperature {rollout.temperature} is above {HOTTEST:g}, vLLM's highest."
+
+
+def _network(config: RunConfig) -> Iterator[str]:
     if config.network.dead_after_s <= 2 * config.network.heartbeat_s:
         yield (
             f"network.dead_after_s {config.network.dead_after_s} must exceed two heartbeats of "
@@ -143,5 +157,3 @@ def _relations(config: RunConfig) -> Iterator[str]:
             f"{config.network.weights_host} is only this one; set it to an address of this machine "
             "that actors can reach."
         )
-    if ":" not in config.environment.factory:
-        yield (f"environment.factory must be 'module:name', got {config.environment.factory!r}.")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from capo.configs import validate
 from capo.configs.load import InvalidConfigError, find, from_json, load, to_json
 from capo.configs.toml import toml_lines
 
@@ -169,3 +170,12 @@ def test_a_byte_order_mark_and_a_folder(minimal: Path) -> None:
     minimal.write_bytes(b"\xef\xbb\xbf" + minimal.read_bytes())
     assert load(minimal).name == "minimal"
     assert "folder" in refusal(minimal.parent)
+
+
+@pytest.mark.parametrize("name", sorted(set(validate._POSITIVE.split())))
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_what_must_be_positive_is_told_by_name(minimal: Path, name: str, value: str) -> None:
+    if (name, value) == ("scheduler.group_size", "0"):  # the method decides
+        assert load(minimal, [f"{name}={value}"]).scheduler.group_size == 1
+    else:
+        assert f"{name} must be positive, got {value}" in refusal(minimal, f"{name}={value}")
