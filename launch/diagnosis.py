@@ -1,32 +1,62 @@
 """SIGQUIT prints where every thread and task of this process stands, and the process goes on."""
 
 import asyncio
-import faulthandler
+import contextlib
+import io
 import signal
 import sys
-from types import FrameType
+import threading
+import traceback
+from collections.abc import Callable
 
+_LISTENER = "sigquit"
+_FRAMES_OF_A_TASK = 8
 _loops: list[asyncio.AbstractEventLoop] = []
 
 
 def stacks_on_sigquit() -> None:
-    """Threads at once, even when the interpreter is stuck in C code; for `kill -QUIT PID`. Tasks
-    of loops that `tasks_of` knows follow once these get to run. Call it from the main thread."""
-    signal.signal(signal.SIGQUIT, _ask_loops)
-    faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=True, chain=True)
+    """Print all stacks to stderr at every `kill -QUIT PID`. Call it from the main thread, early."""
+    on_sigquit(print_stacks)
+
+
+def on_sigquit(answer: Callable[[], None]) -> None:
+    """Call `answer` at every SIGQUIT, in a thread of its own: it needs only the interpreter's
+    lock, so a main thread that is stuck in a system call or in C code does not hold it up.
+
+    Not `faulthandler.register`: that one reads the frames of threads that go on running, and a
+    busy process dies of it. SIGQUIT stays blocked in processes that this one starts, so it waits
+    there for whoever listens, and one of a terminal does not end a child that nobody taught it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGQUIT})
+    # For one that reaches a thread older than the mask, whose default would end the process.
+    signal.signal(signal.SIGQUIT, lambda _number, _frame: answer())
+    threading.Thread(target=_listen, args=(answer,), name=_LISTENER, daemon=True).start()
 
 
 def tasks_of(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on this loop is asked too."""
+    """From now on the tasks of this loop are printed too."""
     _loops.append(loop)
 
 
-def _ask_loops(number: int, frame: FrameType | None) -> None:
+def print_stacks() -> None:
+    """To stderr in one piece: every thread of Python, then every task of the loops known here."""
+    text = io.StringIO()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        name = names.get(ident, f"unknown to Python ({ident:#x})")
+        if name != _LISTENER:
+            text.write(f"Stack of thread {name} (most recent call last):\n")
+            text.writelines(traceback.format_stack(frame))
     for loop in _loops:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(_print_tasks, loop)
+            for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
+                task.print_stack(limit=_FRAMES_OF_A_TASK, file=text)
+    text.write("End of the stacks.\n")
+    with contextlib.suppress(OSError):  # whoever read it may be gone
+        print(text.getvalue(), end="", file=sys.stderr, flush=True)
 
 
-def _print_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name()):
-        task.print_stack(limit=8, file=sys.stderr)
+def _listen(answer: Callable[[], None]) -> None:
+    while True:
+        signal.sigwait({signal.SIGQUIT})
+        answer()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from capo.configs.load import load
 from capo.configs.schema import RunConfig
+from capo.launch.diagnosis import on_sigquit
 from capo.launch.processes import Child, free_port, stop
 from capo.launch.resumed import resumed_config
 from capo.launch.run_directory import DATABASE, choose_run_directory
@@ -61,12 +62,14 @@ def supervise(
         ["actor", "--connect", address, "--name", f"local-{index}", *_keys(config, index)]
         for index in range(num_actors)
     ]
+    children: list[Child] = []
+    on_sigquit(lambda: _ask_for_stacks(children))
     learner = Child("learner", learner_arguments, log=learner_log)
     actors = [
         Child(f"actor {index}", arguments, log=run_dir / "logs" / f"actor-{index}.log")
         for index, arguments in enumerate(actor_arguments)
     ]
-    signal.signal(signal.SIGQUIT, lambda *_: _ask_for_stacks([learner, *actors]))
+    children += [learner, *actors]
     try:
         return _watch(learner, actors, run_dir, interrupts)
     finally:

@@ -1,11 +1,15 @@
 """Who waits for whom: told by `capo status` while things hang, and by SIGQUIT."""
 
+import ctypes
 import signal
 import time
 
+from capo.launch.diagnosis import stacks_on_sigquit
 from capo.launch.processes import free_port
 from tests.chaos.fleet import Fleet
 from tests.chaos.processes import ROOT, Forked, Spawned, capo
+
+END_OF_STACKS = "End of the stacks."
 
 
 def told(fleet: Fleet, sentence: str, limit_s: float = 30.0, of: str = "") -> str:
@@ -108,13 +112,47 @@ def test_sigquit_prints_the_stacks_of_a_learner_and_it_goes_on(start_fleet):
     fleet.add_actor()
     fleet.wait_for_updates(1)
     fleet.learner.signal(signal.SIGQUIT)
-    fleet.learner.wait_for("Current thread")
-    fleet.learner.wait_for("learner/loop.py")  # the stacks are written piece by piece
-    fleet.learner.wait_for("Stack for <Task")
-    fleet.learner.wait_for("protocol/server.py")
+    fleet.learner.wait_for(END_OF_STACKS)
     text = fleet.learner.text()
-    assert text.count("Thread 0x") >= 1  # the server's and the writer's
+    assert "Stack of thread MainThread" in text
+    assert "learner/loop.py" in text
+    assert text.count("Stack of thread ") >= 3  # the server's and the writer's
+    assert "Stack for <Task" in text
+    assert "protocol/server.py" in text
     fleet.wait_for_updates(2)
+
+
+def test_a_busy_learner_survives_hundreds_of_sigquits(start_fleet):
+    """`faulthandler.register` would not do: it ends a busy process within seconds of this."""
+    fleet = start_fleet()
+    fleet.add_actor()
+    fleet.wait_for_updates(1)
+    deadline = time.monotonic() + 60
+    while fleet.learner.text().count(END_OF_STACKS) < 300:
+        assert time.monotonic() < deadline, fleet.learner.tail()
+        fleet.learner.signal(signal.SIGQUIT)
+        time.sleep(0.01)
+    fleet.wait_for_updates(2)
+
+
+def test_sigquit_shows_a_main_thread_that_is_stuck(tmp_path):
+    stuck = Forked(tmp_path / "stuck.log", stuck_in_c)
+    try:
+        stuck.wait_for("about to hang")
+        stuck.signal(signal.SIGQUIT)
+        stuck.wait_for(END_OF_STACKS, timeout_s=10)
+        assert "in stuck_in_c" in stuck.text()
+    finally:
+        stuck.kill()
+
+
+def stuck_in_c() -> int:
+    """It locks a mutex of the C library twice, so that no handler of Python's can ever run."""
+    stacks_on_sigquit()
+    print("about to hang")
+    mutex = ctypes.create_string_buffer(64)  # zeros are an unlocked mutex
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    return ctypes.CDLL(None).pthread_mutex_lock(mutex)
 
 
 def test_sigquit_prints_the_stacks_and_tasks_of_an_actor_and_it_goes_on(tmp_path):
@@ -123,8 +161,8 @@ def test_sigquit_prints_the_stacks_and_tasks_of_an_actor_and_it_goes_on(tmp_path
     try:
         actor.wait_for("waiting for the learner", timeout_s=120)
         actor.signal(signal.SIGQUIT)
-        actor.wait_for("Current thread")
-        actor.wait_for("actors/worker.py", timeout_s=10)
+        actor.wait_for(END_OF_STACKS)
+        assert "actors/worker.py" in actor.text()
         assert "Stack for <Task" in actor.text()
         asked = actor.text().count("waiting for the learner")
         deadline = time.monotonic() + 60
@@ -149,7 +187,7 @@ def test_sigquit_of_capo_run_asks_its_learner_and_its_actors(tmp_path):
         running.wait_for("writes its stacks")
         running.wait_for("Stack for <Task")  # the learner's, on this terminal
         deadline = time.monotonic() + 60
-        while "Current thread" not in actor_log.read_text():
+        while END_OF_STACKS not in actor_log.read_text():
             assert time.monotonic() < deadline, actor_log.read_text()
             time.sleep(0.2)
         assert running.exit_code is None
