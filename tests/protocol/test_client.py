@@ -14,7 +14,8 @@ import pytest
 import uvloop
 import zmq
 
-from capo.protocol.client import MAX_CONTROLS, ActorClient
+from capo.protocol.client import ActorClient
+from capo.protocol.conversation import MAX_CONTROLS
 from capo.protocol.errors import (
     CapoError,
     PeerLostError,
