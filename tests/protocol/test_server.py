@@ -30,21 +30,6 @@ from tests.protocol.wire import Ledger, RawActor, make_hello, make_step, wait_un
 
 
 @pytest.fixture
-def ledger():
-    return Ledger()
-
-
-@pytest.fixture
-def server(ledger):
-    server = Server("tcp://127.0.0.1:0", ledger)
-    server.address = server.start()
-    yield server
-    ledger.gate.set()
-    if server.failure is None:
-        server.close()
-
-
-@pytest.fixture
 def actor(server):
     with RawActor(server.address) as actor:
         yield actor

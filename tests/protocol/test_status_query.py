@@ -13,20 +13,7 @@ from capo.protocol.keys import add_actor, generate, load_actor_keys, load_learne
 from capo.protocol.messages import Refused, StatusRequest
 from capo.protocol.server import Server
 from capo.protocol.status_query import ask_status
-from tests.protocol.wire import Ledger, RawActor
-
-
-@pytest.fixture
-def ledger():
-    return Ledger()
-
-
-@pytest.fixture
-def server(ledger):
-    server = Server("tcp://127.0.0.1:0", ledger)
-    server.address = server.start()
-    yield server
-    server.close()
+from tests.protocol.wire import RawActor
 
 
 def test_the_handlers_report_comes_back_and_no_actor_is_made_of_who_asked(server, ledger):
