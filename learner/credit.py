@@ -129,7 +129,8 @@ def _action_targets(
         advantages[counted] = credit_groups.whitened(advantages[counted], inside_root=False)
     token_advantages = advantages[e.action_of_token]
     if a.whiten == "token":
-        token_advantages = credit_groups.whitened(token_advantages)
+        kept = counted[e.action_of_token]
+        token_advantages[kept] = credit_groups.whitened(token_advantages[kept])
         advantages = action_means(token_advantages, e.action_of_token, len(advantages))
     return Targets(
         advantages=advantages,
@@ -183,7 +184,7 @@ def _token_targets(
         advantages[kept] = credit_groups.whitened(raw[kept])
     per_action = action_means(advantages, e.action_of_token, len(e.rewards))
     if a.whiten == "action":
-        per_action = credit_groups.whitened(per_action, inside_root=False)
+        per_action[counted] = credit_groups.whitened(per_action[counted], inside_root=False)
         advantages = per_action[e.action_of_token]
     return Targets(
         advantages=per_action,

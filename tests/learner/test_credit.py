@@ -417,13 +417,22 @@ def test_whitening_has_mean_zero_and_variance_one_over_what_counts() -> None:
     close(targets.token_advantages.std(), 1.0, rtol=1e-6, atol=1e-6)
 
 
-def test_whitening_is_blind_to_what_left_the_batch() -> None:
+@pytest.mark.parametrize("whiten", ["action", "token"])
+@pytest.mark.parametrize("credit", ["group", "rloo", "reinforce_pp"])
+def test_whitening_is_blind_to_what_left_the_batch(credit: str, whiten: str) -> None:
     batch = Batch([1, 1, 1, 1, 1, 1], seed=0)
-    algorithm = resolve({"preset": "dapo", "whiten": "action", "group_std": False})
+    changes = {"credit": credit, "whiten": whiten, "group_std": False}
+    algorithm = resolve({"preset": "dapo", **changes})
     rewards = vector([5.0, 5.0, 0.0, 1.0, 0.0, 4.0])
-    targets = assign_credit(batch.experience(algorithm, rewards=rewards), algorithm)
+    experience = batch.experience(algorithm, rewards=rewards)
+    targets = assign_credit(experience, algorithm)
     assert targets.counted.tolist() == [False, False, True, True, True, True]
-    close(targets.advantages[2:].std(), 1.0, rtol=1e-6, atol=1e-6)
+    if whiten == "action":
+        counted = targets.advantages[2:]
+    else:
+        counted = targets.token_advantages[experience.action_of_token >= 2]
+    close(counted.mean(), 0.0)
+    close(counted.std(), 1.0, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_missing_or_misshapen_is_named() -> None:
