@@ -109,5 +109,4 @@ class Vocabulary(Protocol):
     def words(self) -> Sequence[str]: ...
 
 
-FactoryMaker = type[EnvFactory]
 Options = Mapping[str, JSON]

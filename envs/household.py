@@ -4,7 +4,6 @@ One user message per turn, appended to the dialogue; the assistant's text is the
 when the object is where it belongs, which ends the game; the turn limit truncates it.
 """
 
-import functools
 import random
 from collections.abc import Sequence
 
@@ -86,18 +85,16 @@ class HouseholdFactory:
 
     def __init__(self, options: HouseholdOptions) -> None:
         self.options = options
+        self._games: dict[Split, tuple[Task, ...]] = {}  # drawn once: it takes a moment
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Distinct games of one split, in an order given by the options' seed."""
-        options = self.options
-        count = {
-            "train": options.train_games,
-            "valid": options.valid_games,
-            "test": options.test_games,
-        }[split]
-        return _games(
-            split, count, options.seed, options.places, options.containers, options.objects
-        )
+        """Distinct games of one split, in an order given by the options' seed.
+
+        Raises ConfigError if the world has too few layouts for that many games.
+        """
+        if split not in self._games:
+            self._games[split] = _draw_games(split, self.options)
+        return self._games[split]
 
     def make(self) -> HouseholdEnv:
         return HouseholdEnv(self.options.max_turns)
@@ -132,17 +129,22 @@ def observe(world: World, text: str) -> Observation:
     return Observation(messages=(Message("user", text),), state_key=world.state_key)
 
 
-@functools.lru_cache(maxsize=8)
-def _games(
-    split: Split, count: int, seed: int, places: int, containers: int, objects: int
-) -> tuple[Task, ...]:
+def _draw_games(split: Split, options: HouseholdOptions) -> tuple[Task, ...]:
     """Game i is the first layout of stream i that belongs to the split and was not drawn before."""
+    count = {
+        "train": options.train_games,
+        "valid": options.valid_games,
+        "test": options.test_games,
+    }[split]
     games: dict[str, Task] = {}
     for index in range(count):
-        rng = random.Random(f"household/{seed}/{split}/{index}")
+        rng = random.Random(f"household/{options.seed}/{split}/{index}")
         for _ in range(MAX_DRAWS_PER_GAME):
             layout = draw_layout(
-                rng, num_places=places, num_containers=containers, num_objects=objects
+                rng,
+                num_places=options.places,
+                num_containers=options.containers,
+                num_objects=options.objects,
             )
             payload = encode(layout)
             name = digest(payload)
