@@ -1,9 +1,9 @@
 """Between messages and tokens: what the policy reads, and what its tokens say. Token in, token out.
 
 P prompt tokens, L action tokens. A `Dialogue` keeps the token ids of the sequence so far. When the
-messages, rendered anew, continue its text, only the rest is tokenised and everything is kept;
-otherwise the prompt is tokenised anew and keeps what it has in common. Tokens that were sampled are
-never made from text again: an action goes into the history as it came out of the engine.
+messages, rendered again, continue its text, only the rest is tokenised and everything is kept;
+otherwise the whole prompt is tokenised and keeps what it has in common. Tokens that were sampled
+are never made from text again: an action goes into the history as it came out of the engine.
 """
 
 import json
@@ -17,6 +17,7 @@ import numpy as np
 from jinja2 import TemplateError
 from msgspec import Struct
 
+from capo.actors.setup_files import write_files
 from capo.actors.tool_calls import parse_tool_calls, schema_of, with_tools
 from capo.envs.api import Action, Message, Observation, Tool
 from capo.protocol.errors import ConfigError
@@ -94,10 +95,12 @@ class Chat:
         return probe.name in text
 
     def encode(self, text: str) -> IntArray:
+        """int32 [n], without special tokens of the tokenizer's own."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return np.asarray(ids, dtype=np.int32)
 
     def decode(self, tokens: IntArray) -> str:
+        """The text of `tokens` [n], special tokens included."""
         text: str = self.tokenizer.decode(
             tokens.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -123,7 +126,7 @@ class Dialogue:
 
     @property
     def max_characters(self) -> int:
-        """An observation with more text is not even tokenized, which would take seconds."""
+        """An observation with more text is not even tokenised, which would take seconds."""
         return MAX_CHARACTERS_PER_TOKEN * self._chat.max_length
 
     def observe(self, observation: Observation) -> Prompt:
@@ -175,14 +178,14 @@ class Dialogue:
 
 
 def load_chat(setup: ActorSetup) -> Chat:
-    """From the files the learner sent. Takes a second: call it off the event loop."""
+    """From the files the learner sent; ConfigError for those that do not make a tokenizer.
+
+    Takes a second: call it off the event loop.
+    """
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory(prefix="capo-tokenizer-") as folder:
-        for name, content in setup.tokenizer_files.items():
-            if Path(name).name != name or name in ("", ".", ".."):
-                raise ConfigError(f"the learner sent a tokenizer file named {name!r}")
-            Path(folder, name).write_bytes(content)
+        write_files(setup.tokenizer_files, Path(folder))
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:

@@ -80,18 +80,17 @@ def _items(name: str, values: object) -> tuple[object, ...]:
 
 
 def _info(info: object) -> dict[str, float]:
-    pairs = _converted("info", dict, info) if isinstance(info, dict) else {None: None}
-    if not all(isinstance(name, str) for name in pairs):
-        raise EnvError("the environment returned an info that is no dict of names to numbers")
+    if not isinstance(info, dict):
+        raise _wrong("info", info, "dict")
     return {
         _text("a name in info", name): _number(f"info[{shown(name)}]", value)
-        for name, value in pairs.items()
+        for name, value in _converted("info", dict, info).items()
     }
 
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise _wrong(name, value, "text")
+        raise _wrong(name, value, "string")
     text = str.__str__(value)  # plain also where a subclass, like numpy's, came
     _converted(name, str.encode, text)
     return text
@@ -122,4 +121,4 @@ def _converted(name: str, convert: Callable[[Any], T], value: object) -> T:
 
 
 def _wrong(name: str, value: object, kind: str) -> EnvError:
-    return EnvError(f"the environment returned {shown(value)} as {name}, which is no {kind}")
+    return EnvError(f"the environment returned {shown(value)} as {name}, which is not a {kind}")

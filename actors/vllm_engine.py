@@ -21,9 +21,8 @@ from capo.protocol.records import IntArray
 class VllmEngine:
     """Owns one AsyncLLM. `broken` once set stays set: the actor has to end."""
 
-    def __init__(self, llm: Any, workers: int, start_s: float, limit_s: float) -> None:
+    def __init__(self, llm: Any, workers: int, limit_s: float) -> None:
         """`workers`: ranks in a weight group. `limit_s`: for every order, then the engine hangs."""
-        self.start_s = start_s
         self.version = -1
         self.workers = workers
         self._core = VllmCore(llm, limit_s)

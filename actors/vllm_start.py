@@ -7,11 +7,11 @@ Its core runs in a child process that ends with this one. vLLM is imported when 
 
 import asyncio
 import os
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
+from capo.actors.setup_files import write_files
 from capo.actors.vllm_engine import VllmEngine
 from capo.configs.schema import RolloutConfig
 from capo.protocol.errors import EngineError
@@ -37,9 +37,12 @@ def transports() -> tuple[str, ...]:
 
 
 async def start_engine(setup: ActorSetup, rollout: RolloutConfig, folder: Path) -> VllmEngine:
-    """Write the model folder, start vLLM on it. The event loop stays free meanwhile."""
-    write_model_folder(setup, folder)
-    started = time.monotonic()
+    """Write the model folder, start vLLM on it. The event loop stays free meanwhile.
+
+    Raises EngineError if vLLM does not start, ConfigError for a file name that leaves `folder`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_files({**setup.tokenizer_files, "config.json": setup.model_config}, folder)
     started_llm: list[Any] = []
     try:
         await asyncio.to_thread(_start_llm, setup, rollout, folder, started_llm)
@@ -48,21 +51,11 @@ async def start_engine(setup: ActorSetup, rollout: RolloutConfig, folder: Path) 
     engine = VllmEngine(
         started_llm.pop(),
         rollout.tensor_parallel_size,
-        start_s=time.monotonic() - started,
         limit_s=rollout.engine_timeout_s,
     )
     if rollout.record_entropy:
         await engine.record_entropies()
     return engine
-
-
-def write_model_folder(setup: ActorSetup, folder: Path) -> None:
-    """`config.json` and the tokenizer's files, by plain names only."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in {**setup.tokenizer_files, "config.json": setup.model_config}.items():
-        if Path(name).name != name or name in ("", ".", ".."):
-            raise EngineError(f"the learner sent a file named {name!r}, which is not a plain name")
-        (folder / name).write_bytes(content)
 
 
 def _start_llm(
