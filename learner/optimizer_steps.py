@@ -60,7 +60,7 @@ def policy_step(
     lr: float,
     moved: bool,
 ) -> PolicyStep:
-    """`inputs` of the whole batch; `moved` says whether the policy still is the proximal one.
+    """`inputs` of the whole batch; `moved`: the policy is no longer the proximal one.
 
     The objective needs statistics of the whole minibatch. With one microbatch a rank they come
     from the pass that has the gradient anyway; with several, from a pass before it.

@@ -98,7 +98,9 @@ def weighted_surrogate(
         )
     else:
         parts = clipping.clipped(log_ratio, advantages, a.clip_low, a.clip_high, a.dual_clip)
-    shares = aggregation.token_shares(a.aggregation, view.lengths)
+    # A mask makes one ratio per action out of fewer tokens; a token of its own leaves a gap.
+    lengths = view.lengths if a.ratio == "sequence" else _all_lengths(inputs, view)
+    shares = aggregation.token_shares(a.aggregation, lengths)
     shares = (shares * inputs.action_weights * alive)[index] * inputs.token_weights * view.kept
     return Weighted(parts, log_ratio, shares.detach(), index)
 
@@ -134,10 +136,14 @@ def removed_gradient(
 
 def kl_shares(inputs: PolicyInputs, view: View, algorithm: AlgorithmConfig) -> Tensor:
     """Every token of every counted action is held to the reference, dropped or not -> [N]."""
-    index = inputs.action_of_token
-    lengths = action_sums(torch.ones_like(view.z.detach()), index, view.num_actions)
-    shares = aggregation.token_shares(algorithm.aggregation, lengths)
-    return (shares * inputs.counted)[index]
+    shares = aggregation.token_shares(algorithm.aggregation, _all_lengths(inputs, view))
+    return (shares * inputs.counted)[inputs.action_of_token]
+
+
+def _all_lengths(inputs: PolicyInputs, view: View) -> Tensor:
+    """Tokens of every action, dropped or not -> [K]."""
+    ones = torch.ones_like(view.z.detach())
+    return action_sums(ones, inputs.action_of_token, view.num_actions)
 
 
 def old_logprobs_of(inputs: PolicyInputs, algorithm: AlgorithmConfig) -> Tensor:

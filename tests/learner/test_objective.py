@@ -253,6 +253,34 @@ def test_dropped_actions_stay_in_the_divisor_and_uncounted_ones_leave_it() -> No
     assert statistics.num_actions == 2.0
 
 
+@pytest.mark.parametrize(
+    "aggregation", ["token_mean", "action_mean", "action_sum", "action_sum_norm"]
+)
+def test_dropped_tokens_stay_in_the_divisor(aggregation: str) -> None:
+    """Their own objective is gone; that of the action's other tokens counts no more for it."""
+    case = Case([4, 2, 3], seed=2)
+    algorithm = resolve({**PLAIN, "ratio": "token", "aggregation": aggregation, "clip": 0.2})
+    full = case.inputs(algorithm)
+    _, all_gradient, _, _ = run(case.current, full, algorithm)
+    kept = torch.tensor([True, False, True, True, False, True, True, True, True])
+    _, gradient, (loss,), _ = run(case.current, _replaced(full, token_kept=kept), algorithm)
+    close(gradient, torch.where(kept, all_gradient, 0.0), **EXACT)
+    assert loss.units.tolist() == [3.0, 1.0, 3.0]
+
+
+def test_a_ratio_per_action_is_made_of_its_kept_tokens() -> None:
+    """GSPO's form and the geometric mean agree on what a mask leaves of an action."""
+    case = Case([4, 2, 3], seed=2)
+    kept = torch.tensor([True, False, True, True, False, True, True, True, True])
+    gradients = []
+    for form in ({"ratio": "sequence"}, {"ratio": "calibrated", "alpha": 1.0, "centre": False}):
+        algorithm = resolve({**PLAIN, **form, "clip": 0.2})
+        masked = _replaced(case.inputs(algorithm), token_kept=kept)
+        gradients.append(run(case.current, masked, algorithm)[1])
+    close(*gradients, **EXACT)
+    assert float(gradients[0][kept].abs().min()) > 0.0
+
+
 def test_uncounted_actions_change_nothing_for_the_others() -> None:
     case = Case([4, 2, 3], seed=2)
     for preset in sorted(PRESETS):
