@@ -13,6 +13,7 @@ import uvloop
 
 from capo.launch.address import check_address, keys_for
 from capo.launch.diagnosis import stacks_on_sigquit, tasks_of
+from capo.launch.stopping import is_impatient, stop_signals
 from capo.protocol.errors import ConfigError
 from capo.protocol.keys import ActorKeys
 
@@ -48,13 +49,15 @@ async def _work(args: argparse.Namespace, keys: ActorKeys | None) -> int:
         interrupts: list[int] = []
 
         def interrupt(number: int) -> None:
+            if interrupts and not is_impatient(number):
+                return
             interrupts.append(number)
             abort = len(interrupts) > 1 or number == signal.SIGTERM
             if not abort:
                 _say("finishing the episodes in play; once more drops them")
             worker.drain("the actor was stopped", abort=abort)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             loop.add_signal_handler(number, interrupt, number)
         await worker.run(args.connect, keys, args.give_up_after or math.inf)
     return EXIT_INTERRUPTED if len(interrupts) > 1 else 0

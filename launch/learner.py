@@ -23,6 +23,7 @@ from capo.launch.diagnosis import stacks_on_sigquit
 from capo.launch.progress import Progress
 from capo.launch.resumed import resumed_config
 from capo.launch.run_directory import choose_run_directory, discard_run, require_unused
+from capo.launch.stopping import is_impatient, stop_signals
 from capo.protocol.errors import CapoError, ConfigError, PeerLostError
 from capo.protocol.records import Task
 
@@ -150,15 +151,17 @@ def _send_home(service: "Service", reason: str, progress: Progress, *, abort: bo
 
 @contextlib.contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """First SIGINT or SIGTERM: finish what is in progress. Second: at once."""
+    """First signal: finish what is in progress. Second: at once."""
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():
-            raise KeyboardInterrupt
+            if is_impatient(number):
+                raise KeyboardInterrupt
+            return
         print("Stopping after the update in progress; once more stops at once.", flush=True)
         stop.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """Parse the command line, then hand over to one module per command. Imports nothing heavy."""
 
 import argparse
-import os
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +12,9 @@ _CONFIG = "a TOML file, or the name of a packaged one"
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+
+# All else does something, which shall go on whether or not anybody still listens.
+_ONLY_TELL = ("check", "convert", "export", "keygen", "replay", "report", "status")
 
 _AddParser = Callable[..., argparse.ArgumentParser]
 
@@ -27,9 +30,19 @@ Train LLM agents with reinforcement learning on complete actions (CAPO, arXiv 26
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Failures are one sentence on stderr."""
-    parser = build_parser()
-    args = parser.parse_args(arguments)
+    from capo.launch.output import unfailing
+
+    with unfailing("stderr"):
+        with unfailing("stdout"):
+            args = build_parser().parse_args(arguments)
+        only_tells = args.command in _ONLY_TELL
+        with contextlib.nullcontext() if only_tells else unfailing("stdout"):
+            return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from capo.configs.load import InvalidConfigError
+    from capo.launch.output import abandon_output, finish_output
     from capo.protocol.errors import (
         CapoError,
         CheckpointError,
@@ -45,17 +58,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"capo {args.command}: {plain(sentence)}", file=sys.stderr)
 
     try:
-        return command(args)
+        code = command(args)
+        finish_output()
+        return code
     except (InvalidConfigError, ConfigError, RunFileError, CheckpointError, EnvError) as error:
         tell(str(error))
         return EXIT_BAD_INPUT
     except (CapoError, ModuleNotFoundError) as error:
         tell(_explain(error))
         return EXIT_FAILURE
-    except BrokenPipeError:  # whoever reads us has enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
+        abandon_output()
+        if isinstance(error, BrokenPipeError) and args.command in _ONLY_TELL:
+            return 0  # whoever reads us has enough, as `head` does
         where = f"{error.filename}: " if error.filename else ""
         tell(f"{where}{error.strerror or error}.")
         return EXIT_FAILURE

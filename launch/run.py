@@ -15,6 +15,7 @@ from capo.launch.diagnosis import on_sigquit
 from capo.launch.processes import Child, free_port, stop
 from capo.launch.resumed import resumed_config
 from capo.launch.run_directory import DATABASE, choose_run_directory
+from capo.launch.stopping import is_impatient, stop_signals
 from capo.protocol.errors import ConfigError
 
 MAX_ACTOR_RESTARTS = 3  # within
@@ -56,8 +57,13 @@ def supervise(
 ) -> int:
     """Run a learner and its actors to the end of the learner; returns its exit code."""
     interrupts: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: interrupts.append(number))
+
+    def interrupt(number: int, frame: object) -> None:
+        if not interrupts or is_impatient(number):
+            interrupts.append(number)
+
+    for number in stop_signals():
+        signal.signal(number, interrupt)
     actor_arguments = [
         ["actor", "--connect", address, "--name", f"local-{index}", *_keys(config, index)]
         for index in range(num_actors)

@@ -5,12 +5,14 @@ from one that has everything imported already: only the seconds that imports tak
 """
 
 import contextlib
+import fcntl
 import functools
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -94,17 +96,20 @@ class Forked(Logged):
 
 class Spawned(Logged):
     """`capo ...` as anybody starts it, for what cannot be forked. `kill` takes all that it started
-    with it, as the end of a machine does; `signal` goes to itself alone."""
+    with it, as the end of a machine does; `signal` goes to itself alone. Its output is in `log`,
+    or on `terminal`, which it then belongs to."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str, terminal: int | None = None) -> None:
         self.log = log
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "capo.launch.main", *arguments],
                 cwd=ROOT,
-                stdout=output,
+                stdin=terminal,
+                stdout=output if terminal is None else terminal,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=None if terminal is None else _own_terminal,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
@@ -143,6 +148,11 @@ class Spawned(Logged):
         ):
             found |= more
         return found
+
+
+def _own_terminal() -> None:
+    """Its end shall be told to us, as a shell's is to the shell."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _enter(log: str, target, arguments, keywords) -> None:
