@@ -1,6 +1,9 @@
 """Which algorithms cannot be computed, or make no sense, and the sentence that says so."""
 
+import math
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from capo.configs.algorithms import AlgorithmConfig
@@ -13,7 +16,44 @@ def problem(algorithm: "AlgorithmConfig", has_critic: bool) -> str:
     return _range_problem(algorithm) or _combination_problem(algorithm, has_critic)
 
 
+def without_effect(a: "AlgorithmConfig", has_critic: bool) -> frozenset[str]:
+    """The keys that nothing reads as the parts are composed."""
+    weighted, rejects = a.behaviour_weight != "none", a.reject != "none"
+    read = {
+        "gamma": a.credit not in ("group", "rloo"),
+        "lam": a.credit in ("action_gae", "token_gae", "vtrace", "gagpo"),
+        "bootstrap_truncated": has_critic,
+        "trace_steps": a.credit == "brace",
+        "trace_rho_cap": a.credit in ("brace", "vtrace"),
+        "trace_c_cap": a.credit in ("brace", "vtrace"),
+        "group_std": a.credit in ("group", "gigpo", "g2po", "hgpo"),
+        "group_weighting": a.credit == "gigpo",
+        "step_weight": a.credit in ("gigpo", "g2po"),
+        "success_reward": a.credit == "g2po",
+        "history_length": a.credit == "hgpo",
+        "history_power": a.credit == "hgpo",
+        "alpha": a.ratio == "calibrated",
+        "centre": a.ratio == "calibrated",
+        "clip_low": a.clipping != "soft_gate",
+        "clip_high": a.clipping != "soft_gate",
+        "gate_positive": a.clipping == "soft_gate",
+        "gate_negative": a.clipping == "soft_gate",
+        "length_norm": a.aggregation == "action_sum_norm",
+        "kl_estimator": a.kl_coefficient > 0,
+        "behaviour_cap": weighted,
+        "behaviour_floor": weighted,
+        "behaviour_beyond": weighted,
+        "behaviour_normalise": weighted,
+        "reject_low": rejects and a.reject.endswith("k1"),
+        "reject_high": rejects,
+    }
+    return frozenset(name for name, is_read in read.items() if not is_read)
+
+
 def _range_problem(a: "AlgorithmConfig") -> str:
+    for name, value in msgspec.structs.asdict(a).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{name} must be a finite number, got {value:g}."
     for name in ("gamma", "lam"):
         value = getattr(a, name)
         if not 0.0 <= value <= 1.0:
@@ -44,6 +84,15 @@ def _range_problem(a: "AlgorithmConfig") -> str:
         return f"dual_clip must be above 1, got {a.dual_clip:g}."
     if not a.reject_high > 0.0 or (a.reject.endswith("k1") and a.reject_high <= a.reject_low):
         return f"reject_high {a.reject_high:g} must be above reject_low {a.reject_low:g}."
+    if a.reject.endswith("k1") and not a.reject_low < 1.0 < a.reject_high:
+        return (
+            f"the bounds {a.reject_low:g}..{a.reject_high:g} (reject_low, reject_high) must contain"
+            " 1, the ratio of what the policy itself sampled."
+        )
+    if a.veto is not None and a.veto >= 1.0:
+        return (
+            f"veto must be below 1, the weight of what the policy itself sampled, got {a.veto:g}."
+        )
     if a.history_length < 0:
         return f"history_length must not be negative, got {a.history_length}."
     return ""
@@ -55,7 +104,7 @@ def _combination_problem(a: "AlgorithmConfig", has_critic: bool) -> str:
     if a.clipping != "clip" and a.ratio not in TOKEN_RATIOS:
         return f"clipping {a.clipping!r} works on token ratios; set ratio = 'token'."
     if a.dual_clip is not None and a.clipping != "clip":
-        return f"dual_clip belongs to clipping 'clip', not {a.clipping!r}."
+        return f"dual_clip belongs to clipping 'clip', not {a.clipping!r}; set dual_clip = 'none'."
     if a.clip_bias != "none" and a.clipping != "clip":
         return "clip_bias measures what clipping 'clip' removed; set clipping = 'clip'."
     if a.clip_bias != "none" and a.ratio == "calibrated" and a.centre:
@@ -64,6 +113,12 @@ def _combination_problem(a: "AlgorithmConfig", has_critic: bool) -> str:
         return (
             f"behaviour_floor {a.behaviour_floor:g} must be below"
             f" behaviour_cap {a.behaviour_cap:g}."
+        )
+    if a.behaviour_weight != "none" and not (a.behaviour_floor or 0.0) <= 1.0 <= a.behaviour_cap:
+        return (
+            f"the weights' bounds {a.behaviour_floor or 0.0:g}..{a.behaviour_cap:g}"
+            " (behaviour_floor, behaviour_cap) must contain 1, the weight of what the policy itself"
+            " sampled."
         )
     if a.behaviour_weight == "token" and (a.ratio == "calibrated" or a.clipping == "gmpo"):
         return (
@@ -75,7 +130,11 @@ def _combination_problem(a: "AlgorithmConfig", has_critic: bool) -> str:
             " set behaviour_weight = 'none'."
         )
     if a.drop_flat_groups and has_critic:
-        return f"drop_flat_groups needs group credit, but {a.credit!r} uses a critic."
+        return (
+            f"drop_flat_groups needs group credit, but {a.credit!r} uses a critic; set it to false."
+        )
     if a.value_clip is not None and not has_critic:
-        return f"value_clip needs a critic, but credit {a.credit!r} has none."
+        return (
+            f"value_clip needs a critic, but credit {a.credit!r} has none; set value_clip = 'none'."
+        )
     return ""

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from capo.configs.algorithm_checks import TOKEN_RATIOS, problem
+from capo.configs.algorithm_checks import TOKEN_RATIOS, problem, without_effect
 from capo.configs.presets import PRESETS
 from capo.configs.words import choices, nearest
 
 
 class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """CAPO (arXiv 2604.18401) by default."""
+    """CAPO (arXiv 2604.18401) by default. "none" switches off what a preset sets where the default
+    here is none."""
 
     preset: str = "capo"
 
@@ -91,13 +92,16 @@ class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         "action_max_k2",
         "action_max_k3",
     ] = "none"
-    reject_low: float = 0.5  # k1 only: bounds of the ratio
-    reject_high: float = 2.0  # k1: of the ratio; k2, k3: of the divergence, in nats
+    reject_low: float = 0.5  # k1 only: bounds of behaviour / proximal
+    reject_high: float = 2.0  # k1: of that ratio; k2, k3: of the divergence, in nats
 
     # critic
     value_clip: float | None = None
 
 
+_OPTIONAL = frozenset(
+    field.name for field in msgspec.structs.fields(AlgorithmConfig) if field.default is None
+)
 _CRITIC: Mapping[str, Literal["boundary", "token"]] = {
     "action_gae": "boundary",
     "brace": "boundary",
@@ -150,8 +154,9 @@ def needs_logprob_statistics(algorithm: AlgorithmConfig) -> bool:
 def resolve(raw: str | Mapping[str, Any]) -> AlgorithmConfig:
     """A preset's name, or a table with `preset` and overrides, as a checked AlgorithmConfig.
 
-    `clip` sets both sides. Raises ValueError with one sentence: unknown preset or key, wrong type,
-    impossible combination.
+    `clip` sets both sides, "none" switches an optional part off. A table that states everything
+    else, as a recorded one does, has also said which of these are off. Raises ValueError with one
+    sentence: unknown preset or key, wrong type, impossible combination.
     """
     table: dict[str, Any] = {"preset": raw} if isinstance(raw, str) else dict(raw)
     preset = table.setdefault("preset", "capo")
@@ -172,10 +177,13 @@ def resolve(raw: str | Mapping[str, Any]) -> AlgorithmConfig:
     for key in table:
         if key not in fields:
             raise ValueError(f"Unknown key 'algorithm.{key}'; {nearest(key, [*fields, 'clip'])}")
+    table |= {key: None for key in _OPTIONAL if table.get(key) == "none"}
+    base = {} if {*fields} - _OPTIONAL <= {*table} else PRESETS[preset]
     try:
-        algorithm = msgspec.convert({**PRESETS[preset], **table}, AlgorithmConfig)
+        algorithm = msgspec.convert({**base, **table}, AlgorithmConfig)
     except msgspec.ValidationError as error:
         message, _, place = str(error).replace("`", "").partition(" - at $.")
+        message = message.replace("float | null", 'float or "none"')
         possible = choices(AlgorithmConfig, place)
         if possible:
             message = f"{message.rpartition(' ')[2]} is not possible; " + nearest(
@@ -210,7 +218,7 @@ def describe(algorithm: AlgorithmConfig) -> list[str]:
         f"ratio: {_ratio_line(a)}, against the "
         + ("behaviour" if a.ratio == "behaviour" else "proximal")
         + " log-probs",
-        f"clipping: {a.clipping} -{a.clip_low:g}/+{a.clip_high:g}"
+        f"clipping: {_clipping_line(a)}"
         + (f", dual clip {a.dual_clip:g}" if a.dual_clip is not None else "")
         + (f", normalised by the clipping bias ({a.clip_bias})" if a.clip_bias != "none" else ""),
         f"aggregation: {a.aggregation}"
@@ -223,6 +231,10 @@ def describe(algorithm: AlgorithmConfig) -> list[str]:
         if needs_critic(a)
         else "critic: none; needs groups of episodes of the same task",
     ]
+    unread = without_effect(a, needs_critic(a))
+    silent = [one for one in changed if one.partition("=")[0] in unread]
+    if silent:
+        lines.append(f"without effect in this composition: {', '.join(silent)}")
     return lines
 
 
@@ -236,6 +248,16 @@ def _credit_line(a: AlgorithmConfig) -> str:
         parts.append(f"{a.trace_steps} corrected steps")
     if a.credit in ("brace", "vtrace"):
         parts.append(f"caps {a.trace_rho_cap:g}/{a.trace_c_cap:g}")
+    if a.credit in ("gigpo", "g2po"):
+        parts.append(f"step weight {a.step_weight:g}")
+    if a.credit == "gigpo" and a.group_weighting == "action":
+        parts.append("groups averaged over actions")
+    if a.credit == "g2po":
+        parts.append(f"a solved end worth {a.success_reward:g}")
+    if a.credit == "hgpo":
+        parts.append(f"history {a.history_length}, levels to the power {a.history_power:g}")
+    if a.credit in ("group", "gigpo", "g2po", "hgpo") and not a.group_std:
+        parts.append("not divided by the std")
     if needs_critic(a):
         parts.append(f"bootstrap after truncation {'on' if a.bootstrap_truncated else 'off'}")
     if a.drop_flat_groups:
@@ -252,12 +274,20 @@ def _ratio_line(a: AlgorithmConfig) -> str:
     return f"per action, sum over length^{a.alpha:g}, {centring}"
 
 
+def _clipping_line(a: AlgorithmConfig) -> str:
+    if a.clipping == "soft_gate":
+        return f"soft_gate, temperature +{a.gate_positive:g}/-{a.gate_negative:g}"
+    where = {"gmpo": " in log space", "tv": " in probability"}.get(a.clipping, "")
+    return f"{a.clipping} -{a.clip_low:g}/+{a.clip_high:g}{where}"
+
+
 def _behaviour_line(a: AlgorithmConfig) -> str:
     parts = []
     if a.behaviour_weight != "none":
         floor = f"{a.behaviour_floor:g}.." if a.behaviour_floor is not None else ""
         parts.append(
             f"{a.behaviour_weight} weight, {a.behaviour_beyond} at {floor}{a.behaviour_cap:g}"
+            + (", normalised to mean 1" if a.behaviour_normalise else "")
         )
     if a.reject != "none":
         low = f"{a.reject_low:g}.." if a.reject.endswith("k1") else ""

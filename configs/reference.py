@@ -23,7 +23,9 @@ where it gives one. What an algorithm is composed of: [algorithms.md](algorithms
 
 `--set algorithm=NAME` takes a preset as it is, in place of the file's whole `[algorithm]`;
 `--set algorithm.preset=NAME` keeps what else stands there. `--set algorithm.clip=X` sets both sides
-of the clip range.
+of the clip range. `--set algorithm.dual_clip=none` switches off what a preset sets, as it does for
+every key of `[algorithm]` whose default is `none`; in a file it is `dual_clip = "none"`.
+`capo check` names the changed keys that nothing reads in the composition.
 """
 
 

@@ -1,5 +1,6 @@
 """Presets and their parts: what composes, what is refused, and with which sentence."""
 
+import math
 import re
 import shlex
 from pathlib import Path
@@ -111,6 +112,59 @@ def test_one_clip_sets_both_sides_and_excludes_the_sides() -> None:
         resolve({"preset": "capo", "clip": 0.01, "clip_high": 0.02})
 
 
+OFF = {"preset": "ppo", "dual_clip": "none", "value_clip": "none", "clipping": "cispo"}
+
+
+def test_none_switches_off_what_a_preset_sets() -> None:
+    assert (resolve("ppo").dual_clip, resolve("ppo").value_clip) == (3.0, 0.5)
+    algorithm = resolve(OFF)
+    assert (algorithm.dual_clip, algorithm.value_clip) == (None, None)
+    assert resolve({"behaviour_weight": "none"}).behaviour_weight == "none"
+
+
+@pytest.mark.parametrize("raw", [*sorted(PRESETS), OFF], ids=str)
+def test_a_table_that_states_everything_is_read_back_as_it_is(raw: Any) -> None:
+    """As a resumed run and a replay read what was recorded: what is off has no key there."""
+    algorithm = resolve(raw)
+    stated = {k: v for k, v in msgspec.to_builtins(algorithm).items() if v is not None}
+    assert resolve(stated) == algorithm
+
+
+@pytest.mark.parametrize(
+    ("raw", "silent"),
+    [
+        ({"preset": "grpo", "lam": 0.5, "clip": 0.1}, "lam=0.5"),
+        ({"preset": "brace", "lam": 0.5}, "lam=0.5"),
+        ({"preset": "ppo", "alpha": 1.0, "lam": 0.9}, "alpha=1.0"),
+        ({"preset": "grpo", "behaviour_cap": 3.0}, "behaviour_cap=3.0"),
+        ({"reject_high": 3.0, "trace_steps": 3}, "trace_steps=3, reject_high=3.0"),
+        ({"preset": "dapo", "kl_estimator": "k2"}, "kl_estimator=k2"),
+        ({"alpha": 1.0, "lam": 0.9, "behaviour_cap": 3.0}, ""),
+    ],
+)
+def test_changes_that_nothing_reads_are_told(raw: Any, silent: str) -> None:
+    told = [line for line in describe(resolve(raw)) if line.startswith("without effect")]
+    assert told == ([f"without effect in this composition: {silent}"] if silent else [])
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_description_tells_of_every_change_that_is_read(preset: str) -> None:
+    """Whatever is changed shows in a line of its part, or is said to be without effect."""
+    before = resolve(preset)
+    for field in msgspec.structs.fields(AlgorithmConfig):
+        value = getattr(before, field.name)
+        if isinstance(value, bool):
+            changed = msgspec.structs.replace(before, **{field.name: not value})
+        elif isinstance(value, int | float):
+            changed = msgspec.structs.replace(before, **{field.name: value + 0.125})
+        else:
+            continue
+        if field.name in ("drop_flat_groups", "history_length", "trace_steps"):
+            continue
+        after = describe(changed)
+        assert after[1:] != describe(before)[1:], field.name
+
+
 def test_what_is_said_about_react_can_be_done() -> None:
     with pytest.raises(ValueError, match="prompting without training") as refused:
         resolve("react")
@@ -148,6 +202,16 @@ def test_what_is_said_about_react_can_be_done() -> None:
         ({"preset": "grpo", "value_clip": 0.5}, "needs a critic, but credit 'group' has none"),
         ({"reject": "token_k1", "reject_low": 3.0}, "reject_high 2 must be above reject_low 3"),
         ({"clip_low": 1.5}, "leaves no ratio below 1 to clip"),
+        ({"clip_high": math.inf}, "clip_high must be a finite number, got inf"),
+        ({"preset": "hgpo", "history_power": math.nan}, "history_power must be a finite number"),
+        ({"preset": "ppo", "clipping": "cispo"}, "not 'cispo'; set dual_clip = 'none'"),
+        ({"preset": "capo_released", "credit": "rloo"}, "has none; set value_clip = 'none'"),
+        ({"veto": "off"}, 'veto: Expected float or "none", got str'),
+        ({"veto": 2.0}, "veto must be below 1, the weight of what the policy itself sampled"),
+        ({"behaviour_cap": 0.5}, r"bounds 0\.\.0.5 .* must contain 1"),
+        ({"behaviour_floor": 1.5}, r"bounds 1.5\.\.2 .* must contain 1"),
+        ({"reject": "token_k1", "reject_low": 1.5}, r"bounds 1.5\.\.2 .* must contain 1"),
+        ({"reject": "action_sum_k1", "reject_high": 0.9}, r"bounds 0.5\.\.0.9 .* must contain 1"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_sentence(raw: Any, sentence: str) -> None:
