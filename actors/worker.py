@@ -187,7 +187,7 @@ class Worker:
             if welcome.setup is None:
                 raise ProtocolError(
                     f"{welcome.learner_name} sent no setup to an actor that has none; "
-                    "start the actor anew"
+                    "restart this actor"
                 )
             self._setting_up = self._tasks.create_task(self._set_up(welcome.setup))
 

@@ -55,7 +55,7 @@ class GroupCommit:
         self._idle.clear()
 
     async def run(self) -> None:
-        """Commit for ever."""
+        """Commit until cancelled, or until `commit` raises what is not StorageFullError."""
         while True:
             await self._arrived.wait()
             group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_GROUP))]

@@ -75,7 +75,9 @@ class Exchange:
                 continue
             session.last_heard += stall_s
             if session.silent(now):
-                self._lose(session, f"nothing was heard of it for {now - session.last_heard:.0f} s")
+                self._lose(
+                    session, f"nothing was heard from it for {now - session.last_heard:.0f} s"
+                )
             elif session.identity is not None and now >= session.next_heartbeat:
                 session.next_heartbeat = now + session.heartbeat_s
                 self._send(session, frames)

@@ -62,17 +62,17 @@ def check_size(frames: Sequence[Frame], limits: Limits) -> None:
         raise ProtocolError("a message without frames")
     if len(frames) > limits.max_frames:
         raise ProtocolError(
-            f"a message of {len(frames)} frames or more; at most {limits.max_frames} are taken"
+            f"a message of {len(frames)} frames or more; at most {limits.max_frames} are allowed"
         )
     if len(frames[0]) > limits.max_header_bytes:
         raise ProtocolError(
             f"a message header of {len(frames[0])} bytes; at most {limits.max_header_bytes} "
-            "are taken"
+            "are allowed"
         )
     size = size_of(frames)
     if size > limits.max_message_bytes:
         raise ProtocolError(
-            f"a message of {size} bytes or more; at most {limits.max_message_bytes} are taken"
+            f"a message of {size} bytes or more; at most {limits.max_message_bytes} are allowed"
         )
 
 

@@ -24,7 +24,7 @@ class KeyHolders:
         if self._key_of.setdefault(actor_id, key) != key:
             return (
                 f"the actor id {actor_id} belongs to the key that introduced it first, and this is "
-                "another one; start this actor anew, then it takes an id of its own"
+                "another one; restart this actor, and it takes a new id"
             )
         ids = self._ids_of.setdefault(key, {})
         ids.pop(actor_id, None)

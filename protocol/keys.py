@@ -1,4 +1,4 @@
-"""CURVE keys: their files, who may connect, and when keys are a must. `capo keygen` writes them.
+"""CURVE keys: the files that `capo keygen` writes, and the addresses that must have keys.
 
 The learner's file holds its own pair and the public keys of the actors it lets in; an actor's file
 holds its own pair and the learner's public key. Both are TOML, readable by their owner only.
@@ -18,8 +18,6 @@ import zmq.utils.z85
 from msgspec import Struct
 
 from capo.protocol.errors import ConfigError
-from capo.protocol.frames import Limits
-from capo.protocol.sockets import OnFailure, Parts, Pump
 
 K = TypeVar("K", "LearnerKeys", "ActorKeys")
 
@@ -80,11 +78,7 @@ def generate(folder: Path, actors: Sequence[str] = ("actor",)) -> list[Path]:
         folder / LEARNER_FILE: _learner_text(public, secret, [pair[0] for pair in pairs.values()])
     }
     for name, (actor_public, actor_secret) in pairs.items():
-        files[folder / f"{name}{ACTOR_SUFFIX}"] = (
-            "# Give this file to one actor, over a safe channel.\n"
-            f'role = "actor"\npublic = "{actor_public}"\nsecret = "{actor_secret}"\n'
-            f'learner = "{public}"\n'
-        )
+        files[folder / f"{name}{ACTOR_SUFFIX}"] = _actor_text(actor_public, actor_secret, public)
     for path in files:
         if path.exists():
             raise ConfigError(f"{path} exists; choose another folder, or remove it first")
@@ -94,7 +88,10 @@ def generate(folder: Path, actors: Sequence[str] = ("actor",)) -> list[Path]:
 
 
 def add_actor(folder: Path, name: str) -> Path:
-    """Write a key file for one more actor and let it in, from the learner's next start on."""
+    """Write a key file for one more actor, which the learner accepts from its next start on.
+
+    Returns its path; raises ConfigError if there is one already, or no learner's file.
+    """
     _check_name(name)
     learner_path = folder / LEARNER_FILE
     learner = load_learner_keys(learner_path)
@@ -102,11 +99,7 @@ def add_actor(folder: Path, name: str) -> Path:
     if path.exists():
         raise ConfigError(f"{path} exists; choose another name, or remove it first")
     public, secret = _new_pair()
-    _write_private(
-        path,
-        "# Give this file to one actor, over a safe channel.\n"
-        f'role = "actor"\npublic = "{public}"\nsecret = "{secret}"\nlearner = "{learner.public}"\n',
-    )
+    _write_private(path, _actor_text(public, secret, learner.public))
     staged = learner_path.with_suffix(".new")
     staged.unlink(missing_ok=True)
     _write_private(staged, _learner_text(learner.public, learner.secret, [*learner.actors, public]))
@@ -152,36 +145,6 @@ def is_loopback(address: str) -> bool:
     return len(numbers) == 4 and numbers[0] == "127" and all(part.isdigit() for part in numbers)
 
 
-class ZapGate:
-    """Answers libzmq's question who may connect, for all CURVE servers of one context.
-
-    Whoever it lets in is known to its server by its public key (`Pump.user_id`).
-    """
-
-    def __init__(
-        self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        public_keys: Iterable[str],
-        on_failure: OnFailure,
-    ) -> None:
-        self._allowed = {zmq.utils.z85.decode(key) for key in public_keys}
-        socket = context.socket(zmq.REP)
-        socket.bind("inproc://zeromq.zap.01")
-        self._pump = Pump(socket, Limits(), self._answer, lambda: None, on_failure)
-
-    def close(self) -> None:
-        self._pump.close()
-
-    def _answer(self, request: Parts) -> None:
-        version, request_id = [*request, b"", b""][:2]
-        known = len(request) == 7 and request[5] == b"CURVE" and request[6] in self._allowed
-        if known:
-            status, text, user_id = b"200", b"OK", zmq.utils.z85.encode(request[6])
-        else:
-            status, text, user_id = b"400", b"this key is not let in", b""
-        self._pump.send([version, request_id, status, text, user_id, b""])
-
-
 def _check_name(name: str) -> None:
     if not name or name == "learner" or any(not (c.isalnum() or c in "-_") for c in name):
         raise ConfigError(
@@ -197,8 +160,15 @@ def _new_pair() -> tuple[str, str]:
 def _learner_text(public: str, secret: str, actors: Sequence[str]) -> str:
     lines = "".join(f'    "{key}",\n' for key in actors)
     return (
-        "# The learner's; keep it there. Take an actor's line out to shut that actor out.\n"
+        "# Keep this file on the learner's machine. Delete an actor's line to shut it out.\n"
         f'role = "learner"\npublic = "{public}"\nsecret = "{secret}"\nactors = [\n{lines}]\n'
+    )
+
+
+def _actor_text(public: str, secret: str, learner: str) -> str:
+    return (
+        "# Give this file to one actor, over a safe channel.\n"
+        f'role = "actor"\npublic = "{public}"\nsecret = "{secret}"\nlearner = "{learner}"\n'
     )
 
 
@@ -215,16 +185,18 @@ def _load(path: Path, kind: type[K]) -> K:
     except OSError as error:
         raise ConfigError(f"cannot read the key file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no key file of `capo keygen`: {error}") from None
+        raise ConfigError(f"{path} is not a key file of `capo keygen`: {error}") from None
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(f"{path} can be read by others; run: chmod 600 {path}")
     role = kind.__struct_config__.tag
     if content.get("role") != role:
-        raise ConfigError(f"{path} is no {role}'s key file: its role is {content.get('role')!r}")
+        raise ConfigError(
+            f"{path} is not a key file for the role {role!r}: its role is {content.get('role')!r}"
+        )
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path} is no {role}'s key file: {error}") from None
+        raise ConfigError(f"{path} is not a valid key file: {error}") from None
 
 
 def _check_keys(path: Path, keys: Iterable[str]) -> None:
@@ -234,7 +206,7 @@ def _check_keys(path: Path, keys: Iterable[str]) -> None:
         except (ValueError, KeyError, struct.error):
             valid = False
         if not valid:
-            raise ConfigError(f"{path} holds a key that is not 40 characters of Z85; make it anew")
+            raise ConfigError(f"{path} holds a key that is not 40 characters of Z85")
 
 
 def _check_pair(path: Path, public: str, secret: str) -> None:

@@ -1,7 +1,7 @@
 """The actor's connection to the learner: made, introduced, watched, given up and made again.
 
-Knows of messages only Hello. `connected` is true between the learner's Welcome and the next break;
-nothing but Hello goes out while it is false.
+Hello is the one message that it knows. `connected` is true between the learner's Welcome and the
+next break; nothing but Hello goes out while it is false.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 5.0
 REMIND_S = 30.0
 REOPEN_S = 30.0  # without a connection; libzmq retries most failures by itself, but not all
-NO_HANDSHAKE = "no handshake: the learner's key is another, or only one side uses keys"
+NO_HANDSHAKE = "no handshake: the learner's key does not match, or only one side uses keys"
 SETUP_LIMITS = Limits(max_header_bytes=256 * MIB, max_message_bytes=256 * MIB)
 
 logger = logging.getLogger(__name__)
@@ -32,13 +32,27 @@ logger = logging.getLogger(__name__)
 class Patience(Struct, frozen=True, kw_only=True):
     """How long each thing is waited for before something is done about it."""
 
-    hello_s: float  # for a Welcome, then the connection is made anew
+    hello_s: float  # for a Welcome, then the connection is made again
     log_s: float  # without the learner, then the log says so
     total_s: float  # without the learner, then PeerLostError
 
 
+def dealer(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: ActorKeys | None
+) -> "zmq.Socket[bytes]":
+    """A socket to be connected to the learner at `address`."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a learner that is not there
+    socket.setsockopt(zmq.MAXMSGSIZE, SETUP_LIMITS.max_message_bytes)
+    socket.setsockopt(zmq.RECONNECT_IVL, int(FIRST_RETRY_S * 1000))  # libzmq adds jitter
+    socket.setsockopt(zmq.IPV6, int("[" in address))
+    if keys is not None:
+        keys.apply(socket)
+    return socket
+
+
 class Link:
-    """A DEALER socket on the running loop. Callbacks as in Pump, and `jitter` is from [0, 1)."""
+    """A DEALER socket on the running loop. Callbacks as in Pump; `jitter` draws from [0, 1)."""
 
     def __init__(
         self,
@@ -74,14 +88,8 @@ class Link:
 
     def open(self) -> None:
         """Connect in the background; raises CapoError for an address that cannot be one."""
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a learner that is not there
-        socket.setsockopt(zmq.MAXMSGSIZE, SETUP_LIMITS.max_message_bytes)
-        socket.setsockopt(zmq.RECONNECT_IVL, int(FIRST_RETRY_S * 1000))  # libzmq adds jitter
+        socket = dealer(self._context, self._address, self._keys)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(LAST_RETRY_S * 1000))
-        socket.setsockopt(zmq.IPV6, int("[" in self._address))
-        if self._keys is not None:
-            self._keys.apply(socket)
         monitor = socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED
             | zmq.EVENT_CLOSED
@@ -165,7 +173,7 @@ class Link:
         else:
             self._hello_sent_at += stall_s
             if now - self._hello_sent_at > self._patience.hello_s:
-                self.give_up("it takes the connection but does not answer Hello")
+                self.give_up("it accepts the connection but does not answer Hello")
         alone_s = now - self._alone_since
         if alone_s > self._patience.total_s:
             raise PeerLostError(
@@ -198,13 +206,13 @@ class Link:
         event = parse_monitor_message(parts)["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise RefusedError(
-                f"the learner at {self._address} does not let this actor's key in; "
+                f"the learner at {self._address} does not accept this actor's key; "
                 "make one with `capo keygen`, or add its public key to the learner's key file"
             )
         if event == zmq.EVENT_CLOSED:
-            self._note = "nobody listens there"
+            self._note = "nothing is listening there"
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._note = "it takes the connection but has not answered Hello yet"
+            self._note = "it accepts the connection but has not answered Hello yet"
             if not self.connected and self._hello_sent_at is None:
                 self._say_hello()
         elif event == zmq.EVENT_DISCONNECTED:

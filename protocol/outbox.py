@@ -104,18 +104,18 @@ class Outbox:
     def welcome(self, welcome: Welcome) -> None:
         """A connection was made: everything after the learner's last one is due again.
 
-        Raises ProtocolError if the learner's memory does not fit to what it acked or was sent.
+        Raises ProtocolError if what the learner has contradicts what it acked or what was sent.
         """
         last = welcome.last_sequence
         if last < self.acked:
             raise ProtocolError(
                 f"the learner acked deliveries up to {self.acked} but now knows only {last}: its "
-                "run file was replaced or lost its end; start this actor anew"
+                "run file was replaced or lost its end; restart this actor"
             )
         if last > self.sequence:
             raise ProtocolError(
                 f"the learner has {last} deliveries of this actor, which sent only {self.sequence}"
-                ": two actors use the same actor_id; start this one anew"
+                ": two actors use the same actor_id; restart this one"
             )
         self.window = welcome.window
         self.limits = Limits(

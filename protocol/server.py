@@ -20,8 +20,9 @@ from capo.protocol.exchange import Exchange
 from capo.protocol.frames import MIB, Limits, encode
 from capo.protocol.handler import Handler as Handler
 from capo.protocol.handler import ServerStats as ServerStats
-from capo.protocol.keys import LearnerKeys, ZapGate, check_bind
+from capo.protocol.keys import LearnerKeys, check_bind
 from capo.protocol.messages import LearnerHeartbeat, ToActor
+from capo.protocol.zap_gate import ZapGate
 
 TICK_S = 0.1
 START_TIMEOUT_S = 10.0

@@ -41,7 +41,7 @@ class Session:
         self.gone = False  # reported as lost; kept only while deliveries of it wait for the writer
 
     def connect(self, identity: bytes, welcome: Welcome, now: float) -> None:
-        """A new connection. What was not sent on an earlier one is dropped: Hello said it all anew.
+        """A new connection. What was not sent on an earlier one is dropped: Hello said it again.
 
         After a restart of the server the run file knows more than we do, hence the maximum.
         """

@@ -14,21 +14,20 @@ from zmq.utils.monitor import recv_monitor_message
 from capo.protocol.errors import CapoError, PeerLostError, RefusedError
 from capo.protocol.frames import FrameDecoder, encode
 from capo.protocol.keys import ActorKeys
-from capo.protocol.link import NO_HANDSHAKE, SETUP_LIMITS
+from capo.protocol.link import NO_HANDSHAKE, SETUP_LIMITS, dealer
 from capo.protocol.messages import Refused, StatusReport, StatusRequest, ToActor
 
-RETRY_MS = 200
 POLL_S = 0.05
 
 _STUCK = (
-    "it takes the connection but does not answer: its process is frozen or stuck, or it is no "
-    "learner of capo"
+    "it accepts the connection but does not answer: its process is frozen or stuck, or it is "
+    "not a capo learner"
 )
 _NOTES = {
-    zmq.EVENT_CLOSED: "nobody listens there",
+    zmq.EVENT_CLOSED: "nothing is listening there",
     zmq.EVENT_CONNECTED: _STUCK,
     zmq.EVENT_HANDSHAKE_SUCCEEDED: _STUCK,
-    zmq.EVENT_DISCONNECTED: "it breaks the connection",
+    zmq.EVENT_DISCONNECTED: "it closes the connection",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: NO_HANDSHAKE,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: NO_HANDSHAKE,
 }
@@ -43,14 +42,8 @@ def ask_status(address: str, keys: ActorKeys | None = None, timeout_s: float = 1
         PeerLostError: there was no answer in time; the message names the last thing seen.
     """
     _look_up(address)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+    with zmq.Context() as context, dealer(context, address, keys) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a learner that is not there
-        socket.setsockopt(zmq.MAXMSGSIZE, SETUP_LIMITS.max_message_bytes)
-        socket.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
-        socket.setsockopt(zmq.IPV6, int("[" in address))
-        if keys is not None:
-            keys.apply(socket)
         monitor = socket.get_monitor_socket(
             functools.reduce(operator.or_, [*_NOTES, zmq.EVENT_HANDSHAKE_FAILED_AUTH])
         )
@@ -86,12 +79,12 @@ def _answer(
             if isinstance(message, StatusReport):
                 return message.status
             if isinstance(message, Refused):
-                raise RefusedError(f"the learner at {address} does not tell: {message.reason}")
+                raise RefusedError(f"the learner at {address} gives no status: {message.reason}")
         if monitor in ready:
             event = recv_monitor_message(monitor)["event"]
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise RefusedError(
-                    f"the learner at {address} does not tell: it does not let this key in"
+                    f"the learner at {address} gives no status: it does not accept this key"
                 )
             asked = asked and event != zmq.EVENT_DISCONNECTED
             if note != NO_HANDSHAKE or event not in _AFTER_ANY_FAILURE:
@@ -100,9 +93,9 @@ def _answer(
 
 
 def _look_up(address: str) -> None:
-    """libzmq would try in silence for ever."""
+    """Raises PeerLostError for a name without an address, which libzmq would retry silently."""
     host = urlsplit(address).hostname
     try:
         getaddrinfo(host, None)
     except OSError as error:
-        raise PeerLostError(f"no machine is known by the name {host!r}: {error.strerror}") from None
+        raise PeerLostError(f"there is no machine named {host!r}: {error.strerror}") from None

@@ -31,7 +31,6 @@ MAX_WORKERS = 4096  # ranks of one actor
 MAX_NAMED_VALUES = 256  # entries of `info` or `metrics`
 MAX_TEXT_LENGTH = 1 << 16
 
-
 INT32 = np.dtype(np.int32)
 FLOAT32 = np.dtype(np.float32)
 
@@ -50,7 +49,7 @@ def check_hello(hello: Hello) -> None:
         _check_number("capacity", hello.capacity, 1)
         _check_number("weights_version", hello.weights_version, -1)
         if len(hello.transports) > 16:
-            raise _Fault(f"{len(hello.transports)} transports; at most 16 are taken")
+            raise _Fault(f"{len(hello.transports)} transports; at most 16 are allowed")
         for transport in hello.transports:
             _check_id("transport", transport)
         for lease in hello.held_leases:
@@ -101,7 +100,7 @@ def _check_control(message: ToLearner) -> None:
     if isinstance(message, GroupAccept | GroupFormed | WeightsReport) and not (
         0 <= message.epoch <= MAX_SEQUENCE
     ):
-        raise _Fault(f"epoch is {message.epoch}; it lies between 0 and {MAX_SEQUENCE}")
+        raise _Fault(f"epoch is {message.epoch}; it must be between 0 and {MAX_SEQUENCE}")
     match message:
         case Ready():
             _check_number("weights_version", message.weights_version, -1)
@@ -114,7 +113,7 @@ def _check_control(message: ToLearner) -> None:
         case GroupAccept():
             _check_number("workers", message.workers, 1)
             if message.workers > MAX_WORKERS:
-                raise _Fault(f"{message.workers} workers; at most {MAX_WORKERS} are taken")
+                raise _Fault(f"{message.workers} workers; at most {MAX_WORKERS} are allowed")
         case GroupFormed():
             _check_text("error", message.error, MAX_TEXT_LENGTH)
         case WeightsReport():
@@ -182,17 +181,17 @@ def _check_id(name: str, value: str) -> None:
 
 def _check_text(name: str, value: str, max_length: int) -> None:
     if len(value) > max_length:
-        raise _Fault(f"{name} has {len(value)} characters; at most {max_length} are taken")
+        raise _Fault(f"{name} has {len(value)} characters; at most {max_length} are allowed")
 
 
 def _check_number(name: str, value: int, least: int) -> None:
     if not least <= value <= MAX_NUMBER:
-        raise _Fault(f"{name} is {value}; it lies between {least} and {MAX_NUMBER}")
+        raise _Fault(f"{name} is {value}; it must be between {least} and {MAX_NUMBER}")
 
 
 def _check_finite(name: str, value: float) -> None:
     if not math.isfinite(value):
-        raise _Fault(f"{name} is {value}; it has to be a finite number")
+        raise _Fault(f"{name} is {value}; it must be a finite number")
 
 
 def _check_tokens(name: str, tokens: IntArray) -> None:
@@ -211,11 +210,11 @@ def _check_per_token(name: str, values: FloatArray, length: int) -> None:
 
 def _check_vector(name: str, array: NDArray[np.generic], dtype: np.dtype[Any]) -> None:
     if array.dtype != dtype or array.ndim != 1:
-        raise _Fault(f"{name} is {array.dtype} {list(array.shape)}; it has to be a {dtype} vector")
+        raise _Fault(f"{name} is {array.dtype} {list(array.shape)}; it must be a {dtype} vector")
 
 
 def _check_named_values(name: str, values: dict[str, float]) -> None:
     if len(values) > MAX_NAMED_VALUES:
-        raise _Fault(f"{name} has {len(values)} entries; at most {MAX_NAMED_VALUES} are taken")
+        raise _Fault(f"{name} has {len(values)} entries; at most {MAX_NAMED_VALUES} are allowed")
     for key in values:
         _check_text(f"a key of {name}", key, MAX_ID_LENGTH)

@@ -60,7 +60,7 @@ def test_an_environment_that_blocks_its_loop_does_not_cost_the_run(start_fleet):
     fleet.add_actor()
     fleet.add_actor()
     assert fleet.learner.wait(120) == 0, fleet.learner.tail()
-    assert "nothing was heard of it" in fleet.learner.text()
+    assert "nothing was heard from it" in fleet.learner.text()
     trained = fleet.query("SELECT lease_id FROM episodes WHERE consumed_by IS NOT NULL")
     assert len(trained) == len(set(trained)) == 12 * UPDATES
 

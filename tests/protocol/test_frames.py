@@ -195,8 +195,8 @@ def test_a_broken_message_is_refused_with_a_sentence(frames, sentence):
     ("limits", "sentence"),
     [
         (Limits(max_frames=3), "4 frames or more; at most 3"),
-        (Limits(max_header_bytes=20), "at most 20 are taken"),
-        (Limits(max_message_bytes=190), "at most 190 are taken"),
+        (Limits(max_header_bytes=20), "at most 20 are allowed"),
+        (Limits(max_message_bytes=190), "at most 190 are allowed"),
     ],
 )
 def test_a_message_beyond_a_limit_is_refused_before_it_is_read(limits, sentence):

@@ -72,19 +72,19 @@ def test_a_file_that_others_can_read_is_refused(tmp_path):
 
 def test_the_other_sides_file_is_refused(tmp_path):
     learner_path, actor_path = generate(tmp_path)
-    with pytest.raises(ConfigError, match="is no actor's key file"):
+    with pytest.raises(ConfigError, match="not a key file for the role 'actor'"):
         load_actor_keys(learner_path)
-    with pytest.raises(ConfigError, match="is no learner's key file"):
+    with pytest.raises(ConfigError, match="not a key file for the role 'learner'"):
         load_learner_keys(actor_path)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda text: "not toml", "is no key file"),
-        (lambda text: text.replace('role = "actor"', ""), "is no actor's key file"),
-        (lambda text: text + 'extra = "1"\n', "is no actor's key file.*extra"),
-        (lambda text: text.replace("secret =", "secret = 3 #"), "is no actor's key file"),
+        (lambda text: "not toml", "is not a key file of"),
+        (lambda text: text.replace('role = "actor"', ""), "not a key file for the role 'actor'"),
+        (lambda text: text + 'extra = "1"\n', "is not a valid key file.*extra"),
+        (lambda text: text.replace("secret =", "secret = 3 #"), "is not a valid key file"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_reason(tmp_path, change, sentence):

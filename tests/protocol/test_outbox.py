@@ -169,7 +169,7 @@ def test_a_call_too_large_for_the_learner_fails_alone(outbox, loop):
     large = put(outbox, loop, make_step(observation=np.zeros(300_000, np.int32)))
     small = put(outbox, loop, make_step(index=1))
     outbox.pack()
-    with pytest.raises(ProtocolError, match="at most 4096 are taken"):
+    with pytest.raises(ProtocolError, match="at most 4096 are allowed"):
         large.packed.result()
     small.packed.result()
     assert [(d.sequence, indices(d)) for d in take_due(outbox)] == [(1, [1])]

@@ -223,7 +223,7 @@ def test_a_message_of_many_small_frames_is_refused_as_too_large(narrow_server):
         rogue.send_frames([b"x", *[b"y" * 4000] * 50])
         answer = rogue.receive()
     assert isinstance(answer, Refused)
-    assert "at most 10000 are taken" in answer.reason
+    assert "at most 10000 are allowed" in answer.reason
 
 
 def test_a_stranger_is_asked_for_its_hello(server, ledger, actor):
@@ -288,7 +288,7 @@ def test_a_silent_actor_is_lost_and_may_come_back(server, ledger, actor):
     actor.introduce()
     wait_until(lambda: len(ledger.losses) == 1, "the silence is noticed")
     assert ledger.losses[0][0] == "actor-1"
-    assert "nothing was heard of it" in ledger.losses[0][1]
+    assert "nothing was heard from it" in ledger.losses[0][1]
     actor.send(ActorHeartbeat())
     assert isinstance(actor.receive(), Reintroduce)
     ledger.dead_after_s = 10.0

@@ -34,7 +34,7 @@ def test_where_nobody_listens_it_says_so():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(PeerLostError, match=r"no status from .* nobody listens there"):
+        with pytest.raises(PeerLostError, match=r"no status from .* nothing is listening there"):
             ask_status(address, timeout_s=1.0)
 
 
@@ -64,7 +64,7 @@ def test_a_learner_that_came_back_is_asked_again(ledger):
 
 
 def test_a_name_that_nobody_has_is_told_at_once():
-    with pytest.raises(PeerLostError, match="no machine is known by the name 'no-such-host"):
+    with pytest.raises(PeerLostError, match="there is no machine named 'no-such-host"):
         ask_status("tcp://no-such-host.invalid:5555")
 
 
@@ -75,7 +75,7 @@ def test_a_learner_with_keys_answers_those_it_lets_in_alone(tmp_path, ledger):
     stranger = load_actor_keys(add_actor(tmp_path / "keys", "late"))  # after the learner's start
     try:
         assert ask_status(address, load_actor_keys(actor_path)) == ledger.report()
-        with pytest.raises(RefusedError, match="does not let this key in"):
+        with pytest.raises(RefusedError, match="does not accept this key"):
             ask_status(address, stranger)
         with pytest.raises((PeerLostError, RefusedError), match="only one side uses keys"):
             ask_status(address, timeout_s=2.0)
