@@ -1,4 +1,4 @@
-"""The messages of the wire, by direction. What each side does with them is server's and client's.
+"""The messages of the wire, by direction. What is done with them is `exchange` and `conversation`.
 
 Every message is a tagged Struct; `ToLearner` and `ToActor` are the unions that a side accepts.
 """
@@ -39,6 +39,8 @@ class Delivery(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ActorHeartbeat(Struct, frozen=True, kw_only=True, tag=True):
+    """What this actor does at present. Sent every `Welcome.heartbeat_s` seconds."""
+
     running: int = 0  # episodes being played
     waiting_for: str = ""  # what this actor waits for, for `capo status`
     ready: bool = False  # the engine is up, in case Ready got lost
@@ -47,13 +49,17 @@ class ActorHeartbeat(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GroupAccept(Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to GroupInvite: this actor can join the weight group of `epoch`."""
+
     epoch: int
     workers: int = 1  # ranks this actor takes in the group: one per worker of its engine
 
 
 class GroupFormed(Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to GroupForm, once this actor has joined or could not."""
+
     epoch: int
-    error: str = ""
+    error: str = ""  # why it could not join, "" = it did
     reached: bool = True  # False: the error is that this actor could not reach the learner's store
 
 
@@ -95,12 +101,14 @@ class ActorSetup(Struct, frozen=True, kw_only=True):
 
 
 class Welcome(Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to Hello: this actor may work, and where its deliveries stand."""
+
     run_id: str
     learner_name: str
     last_sequence: int  # the last delivery of this actor that is committed
     window: int  # deliveries that may be unacked at once
-    heartbeat_s: float
-    dead_after_s: float
+    heartbeat_s: float  # how often either side sends a heartbeat
+    dead_after_s: float  # after so long a silence the other side is given up
     max_message_bytes: int = 64 << 20  # a larger message is refused; filled in by the server
     setup: ActorSetup | None  # None when the actor already has it (same run, same digest)
 
@@ -116,6 +124,8 @@ class Reintroduce(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Grant(Struct, frozen=True, kw_only=True, tag=True):
+    """Play these. A lease that comes twice is played once."""
+
     leases: tuple[Lease, ...]
 
 
@@ -127,10 +137,14 @@ class Revoke(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ack(Struct, frozen=True, kw_only=True, tag=True):
+    """Deliveries are durable and need not be sent again."""
+
     sequence: int  # all deliveries up to here are committed
 
 
 class LearnerHeartbeat(Struct, frozen=True, kw_only=True, tag=True):
+    """What the learner does at present. Sent every `Welcome.heartbeat_s` seconds."""
+
     policy_version: int = 0
     paused: str = ""  # why no leases come at present, "" = not paused
 
@@ -142,6 +156,8 @@ class GroupInvite(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GroupForm(Struct, frozen=True, kw_only=True, tag=True):
+    """Join the weight group of `epoch` within `timeout_s`; answer GroupFormed."""
+
     epoch: int
     transport: str  # "gloo" or "nccl"
     host: str

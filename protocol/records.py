@@ -39,9 +39,7 @@ class Step(Struct, frozen=True, kw_only=True):
     versions: tuple[VersionSpan, ...]  # covers the L action tokens in order
     reward: float
     entropies: FloatArray | None = None  # float32 [L], of the behaviour policy, if recorded
-    state_key: str = (
-        ""  # equal for equal observations of a task; group methods compare states by it
-    )
+    state_key: str = ""  # equal for equal states of a task; some credit methods group by it
     info: dict[str, float] = {}
 
 
@@ -80,6 +78,8 @@ class Task(Struct, frozen=True):
 
 
 class Purpose(StrEnum):
+    """What an episode is for: training data, or an evaluation by sampling or by argmax."""
+
     TRAIN = "train"
     EVAL_SAMPLED = "eval_sampled"
     EVAL_GREEDY = "eval_greedy"
