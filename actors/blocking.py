@@ -1,7 +1,7 @@
 """Environments whose methods block, each in a thread of its own, behind the async protocol.
 
 One thread per environment: many simulators may be used only from the thread that made them. They
-are daemons, so that one that hangs for ever is left behind and does not keep the process alive.
+are daemons, so that one that never returns is left behind and does not keep the process alive.
 """
 
 import asyncio
@@ -104,7 +104,10 @@ def _settling(answer: "asyncio.Future[T]", method: Callable[[], T]) -> Callable[
 
 
 def make_env(make: Callable[[], Any]) -> Env:
-    """What `make` builds, as an `Env`: itself when its methods are coroutines, else in a thread."""
+    """What `make` builds, as an `Env`: itself when its methods are coroutines, else in a thread.
+
+    One whose methods block is built twice: it has to be made in the thread in which it is used.
+    """
     env = make()
     if inspect.iscoroutinefunction(env.step) and inspect.iscoroutinefunction(env.reset):
         return cast(Env, env)

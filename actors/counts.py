@@ -1,23 +1,23 @@
 """What an actor counts since it started, for its heartbeats."""
 
-import time
-
 from capo.protocol.records import EpisodeEnd, EpisodeStatus
+
+MIN_RATE_S = 0.5  # rates over less say nothing; those of the heartbeat before are repeated
 
 
 class Counts:
-    """Sums since the start; rates are since the last heartbeat."""
+    """Sums since the start; rates are since the last heartbeat. Times are time.monotonic()."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self.tokens = 0
         self.broadcasts = 0
         self.pause_s = 0.0
         self.ended = dict.fromkeys(EpisodeStatus, 0)
-        self._last = (time.monotonic(), 0)
+        self._last = (now, 0)  # the heartbeat before: its time, and the tokens until then
         self._rate = 0.0
         self._busy_s = 0.0
         self._playing = False
-        self._since = time.monotonic()
+        self._since = now
         self._busy_fraction = 0.0
 
     def count(self, end: EpisodeEnd) -> None:
@@ -31,8 +31,9 @@ class Counts:
         self._since = now
 
     def metrics(self, now: float) -> dict[str, float]:
+        """For a heartbeat at `now`, from which on the next rates count."""
         then, tokens = self._last
-        if now - then >= 0.5:
+        if now - then >= MIN_RATE_S:
             self.busy(now, self._playing)
             self._busy_fraction = self._busy_s / (now - then)
             self._busy_s = 0.0

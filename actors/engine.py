@@ -61,8 +61,10 @@ class Engine(Protocol):
         ...
 
     async def overdue(self, begun_at: float) -> None:
-        """An action begun at that time.monotonic() did not come within its limit: an engine that
-        has answered nothing since hangs, and is broken from now on."""
+        """Tell that an action begun at `begun_at`, by time.monotonic(), did not come in time.
+
+        An engine that has answered nothing since then hangs, and is broken from now on.
+        """
         ...
 
     async def form_group(self, form: GroupForm) -> None:

@@ -57,14 +57,14 @@ async def _outcome(call: Callable[[], Awaitable[T]]) -> T | _Raised:
     try:
         answer = call()
         if not inspect.isawaitable(answer):
-            raise TypeError(f"it is no coroutine function: it returned {shown(answer)}")
+            raise TypeError(f"it is not a coroutine function: it returned {shown(answer)}")
         return await answer
     except BaseException as error:
         return _Raised(error)
 
 
 def next_prompt(dialogue: Dialogue, observation: Observation) -> Prompt:
-    """A template that cannot render what an environment said is the environment's error."""
+    """The prompt after `observation`; EnvError if it is too large or no template renders it."""
     _check_size(dialogue, observation)
     if not observation.messages and observation.rebuilt:
         raise EnvError("the environment returned a rebuilt observation without messages")
@@ -128,7 +128,7 @@ def _sample_fault(sample: object) -> str:
         *((name, values, np.float32) for name, values in per_token),
     ]:
         if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
-            return f"{name} that are no vector of {dtype.__name__}"
+            return f"{name} that are not a vector of {dtype.__name__}"
     length = len(sample.tokens)
     if length == 0:
         return "an action without a token"

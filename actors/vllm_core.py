@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable
 from itertools import count
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypedDict, TypeVar
 
 from capo.actors.engine import UnreachableStoreError
 from capo.actors.patience import OverdueError, within
@@ -24,9 +24,20 @@ LONGEST_ORDER_S = 120.0
 T = TypeVar("T")
 
 
+class JobState(TypedDict):
+    """What a worker says of the job that it was given last; it crosses vLLM's RPC as a dict."""
+
+    busy: bool
+    error: str  # "" = it succeeded, or is still busy
+    reached: bool  # False: the error is that the learner's store could not be reached
+
+
 class VllmCore:
-    """Owns `llm`. `broken` once set stays set. An engine that does not carry out an order within
-    `limit_s` seconds, at most LONGEST_ORDER_S, hangs and is broken."""
+    """Owns `llm`. `broken` once set stays set.
+
+    An engine that does not carry out an order within `limit_s` seconds, at most LONGEST_ORDER_S,
+    hangs and is broken.
+    """
 
     def __init__(self, llm: Any, limit_s: float) -> None:
         self.llm = llm
@@ -70,17 +81,19 @@ class VllmCore:
             raise EngineError("the engine ended a request without an answer")
         return result
 
-    async def call(self, what: str, call: Any, more_s: float = 0.0) -> Any:
-        """A control call, which may take `more_s` longer than others. EngineError if the engine is
-        dead or hangs, WeightSyncError if only the call failed."""
+    async def call(self, what: str, order: Awaitable[T], more_s: float = 0.0) -> T:
+        """What a control call returns, which may take `more_s` seconds longer than others.
+
+        Raises EngineError if the engine is dead or hangs, WeightSyncError if only the call failed.
+        """
         try:
-            return await self.within_limit(what, call, more_s)
+            return await self.within_limit(what, order, more_s)
         except EngineError:
             raise
         except Exception as error:  # vLLM wraps a worker's exception in classes without a base
             if self.llm.errored:
                 raise EngineError(
-                    f"the inference engine died when it had to {what}: {error}"
+                    f"the inference engine died when it was told to {what}: {error}"
                 ) from error
             raise WeightSyncError(f"the engine could not {what}: {error}") from error
 
@@ -95,7 +108,7 @@ class VllmCore:
         return result
 
     async def overdue(self, begun_at: float) -> None:
-        """A request of then is overdue; if nothing at all has come since, the engine hangs."""
+        """A request begun at `begun_at` is overdue; if nothing has come since, the engine hangs."""
         if self._answered_at < begun_at and not self.broken:
             with contextlib.suppress(EngineError):
                 await self._hang(f"it has answered nothing for {time.monotonic() - begun_at:.0f} s")
@@ -106,11 +119,14 @@ class VllmCore:
         raise EngineError(self.broken)
 
     async def finished(self, what: str, timeout_s: float) -> None:
-        """Wait for what the workers do in a thread. Their own limit comes first."""
+        """Wait for what the workers do in a thread. Their own limit comes first.
+
+        Raises WeightSyncError if it failed there, UnreachableStoreError if that is why.
+        """
         deadline = time.monotonic() + timeout_s + 5.0
         while True:
-            states = await self.call(
-                f"tell how it is with {what}", self.llm.collective_rpc("capo_state")
+            states: list[JobState] = await self.call(
+                f"report on {what}", self.llm.collective_rpc("capo_state")
             )
             for state in states:
                 if state["error"] and not state["reached"]:

@@ -26,6 +26,7 @@ from vllm.model_executor.model_loader.reload import (
 from capo.actors import gloo_group, vllm_entropy
 from capo.actors.child import end_with_parent
 from capo.actors.engine import UnreachableStoreError
+from capo.actors.vllm_core import JobState
 from capo.actors.vllm_start import BACKEND
 from capo.protocol.errors import WeightSyncError
 from capo.protocol.records import TensorSpec
@@ -149,8 +150,8 @@ class CapoWeightTransfer(WeightTransferEngine[GroupInfo, UpdateInfo]):  # type: 
             raise WeightSyncError("this engine is in no weight group")
         self._job = _in_thread("receive weights", lambda: self._receive(group, update_info))
 
-    def state(self) -> dict[str, Any]:
-        """`busy`, or else the error of what was started last, "" for success.
+    def state(self) -> JobState:
+        """Of the job that was started last.
 
         What a thread brought is adopted here, on the worker's own thread: the outcome of a job that
         was replaced by a newer one is dropped.
@@ -210,8 +211,8 @@ class WorkerExtension:
         transfer = self.weight_transfer_engine
         transfer.stage(transfer.parse_update_info(update_info))
 
-    def capo_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.weight_transfer_engine.state()
+    def capo_state(self) -> JobState:
+        state: JobState = self.weight_transfer_engine.state()
         return state
 
 
@@ -234,7 +235,7 @@ def _join_nccl(owner: CapoWeightTransfer, info: GroupInfo) -> WeightTransferEngi
 
 
 def _repack_tied_head(model: torch.nn.Module) -> None:
-    """A tied output head keeps a prepacked copy of the old embedding on CPUs: pack it anew.
+    """A tied output head keeps a prepacked copy of the old embedding on CPUs: repack it.
 
     Reloading puts weights into the embedding alone, because the checkpoint has no entry for the
     head; without this the logits are silently those of the old head.

@@ -88,7 +88,7 @@ class Worker:
         self._leaving = asyncio.Event()
         self._reason = ""
         self._failure: CapoError | None = None
-        self._counts = Counts()
+        self._counts = Counts(time.monotonic())
 
     def drain(self, reason: str, *, abort: bool = False) -> None:
         """Play to the end what is being played (or drop it), deliver it, say goodbye, return."""

@@ -61,8 +61,8 @@ def load_factory(name: str, options: Options) -> EnvFactory:
     maker = getattr(module, attribute)
     if not _is_factory(_what_it_makes(maker)):
         raise ConfigError(
-            f"environment.factory {name!r} is a {type(maker).__name__} and not called: it must be a"
-            " class with tasks() and make(), or a function that is annotated to return one"
+            f"environment.factory {name!r} is a {type(maker).__name__} and was not called: it must"
+            " be a class with tasks() and make(), or a function that is annotated to return one"
         )
     try:
         factory = maker(options)

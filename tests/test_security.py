@@ -289,7 +289,7 @@ def test_a_run_file_cannot_name_a_command_as_its_environment(tmp_path) -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert "'subprocess:run' is a function and not called" in done.stderr
+    assert "'subprocess:run' is a function and was not called" in done.stderr
     assert not mark.exists()
 
 

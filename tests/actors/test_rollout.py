@@ -369,7 +369,7 @@ def test_a_reset_that_is_no_coroutine_is_an_env_error(chat: Chat) -> None:
     env.reset = lambda task, seed: None
     (end,) = run(env, chat, engine_saying(chat, "go"))
     assert end.status is EpisodeStatus.ENV_ERROR
-    assert "no coroutine" in end.error
+    assert "not a coroutine function" in end.error
 
 
 def test_a_reset_that_raises_is_an_env_error(chat: Chat) -> None:
@@ -525,8 +525,8 @@ class StrangeEngine(ScriptedEngine):
         (sample(tokens=np.empty(0, np.int32)), "without a token"),
         (sample(logprobs=np.array([-1.0, math.nan], np.float32)), "of which 1 are finite"),
         (sample(logprobs=np.array([-1.0], np.float32)), "1 log-probs for an action of 2"),
-        (sample(logprobs=np.array([-1.0, -1.0])), "log-probs that are no vector of float32"),
-        (sample(tokens=[3, 4]), "tokens that are no vector of int32"),
+        (sample(logprobs=np.array([-1.0, -1.0])), "log-probs that are not a vector of float32"),
+        (sample(tokens=[3, 4]), "tokens that are not a vector of int32"),
         (sample(entropies=np.array([math.inf, 0.0], np.float32)), "2 entropies for an action of 2"),
         (sample(versions=(VersionSpan(0, 1),)), "version spans that do not cover its 2 tokens"),
         (None, "a NoneType, not a Sample"),
