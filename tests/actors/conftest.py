@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from capo.actors.chat import Chat
 from capo.learner.tiny_model import build_tokenizer
 
 WORDS = ["go", "take", "put", "look", "to", "the", "cup", "table", "shelf", "you", "see", "nothing"]
@@ -15,6 +16,11 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 @pytest.fixture(scope="session")
 def word_tokenizer(tmp_path_factory: pytest.TempPathFactory):
     return build_tokenizer([*WORDS, "."], tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture
+def chat(word_tokenizer) -> Chat:
+    return Chat(word_tokenizer, max_length=128)
 
 
 @pytest.fixture(scope="session")
