@@ -48,6 +48,7 @@ def assemble(
     checkpoints = Checkpoints(run_dir, config.checkpoint.keep_last)
     begun = checkpoints.latest()
     version = begun.version if begun else 0
+    past = reader.history(version)
     if config != reader.config():
         run_file.set_facts({f"{CONFIG_SINCE}{version}": to_json(config).decode()})
     rules, tasks = SchedulerRules.from_config(config), factory.tasks("train")
@@ -76,7 +77,7 @@ def assemble(
         progress.note(f"Going on from the checkpoint of version {begun.version}.")
     broadcaster = _attach_broadcaster(config, service, stack)
     service.announce(trainer.version)
-    metrics_log = stack.enter_context(MetricsLog(run_dir, resume_at=trainer.version))
+    metrics_log = stack.enter_context(MetricsLog(run_dir, past))
     return Parts(
         config=config,
         trainer=trainer,

@@ -1,13 +1,13 @@
 """The metrics of every update, twice: RUN/metrics.jsonl for programs, RUN/tensorboard for people.
 
 A line is one JSON object with `version` (of the policy that the update made) and `time`. What is
-not finite is null. A resumed run takes back the lines after its checkpoint: it will write them
-again.
+not finite is null. The run file has the same numbers: a resumed run writes the lines up to its
+checkpoint anew from there, whatever became of the file, and the later ones when it is there again.
 """
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,24 +15,26 @@ import msgspec
 
 from capo.learner.appending import AppendedFile
 from capo.learner.event_file import EventFile
+from capo.learner.run_tables import UpdateRow
 
 FILE_NAME = "metrics.jsonl"
 
 
 class MetricsLog:
-    """A context manager. `resume_at` is the version that the run goes on from; 0 = a new run."""
+    """A context manager. `past` are the updates before; none in a new run."""
 
     def __init__(
-        self, run_dir: Path, resume_at: int = 0, clock: Callable[[], float] = time.time
+        self,
+        run_dir: Path,
+        past: Sequence[UpdateRow] = (),
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        path = run_dir / FILE_NAME
-        _keep_until(path, resume_at)
+        path, events = run_dir / FILE_NAME, run_dir / "tensorboard"
+        _rewrite(path, past)
         self._lines = AppendedFile(path)
         self._clock = clock
-        self._written = resume_at  # the version of the last line
-        self._events = EventFile(
-            run_dir / "tensorboard", clock(), resume_at + 1 if resume_at else None
-        )
+        self._written = len(past)  # the version of the last line
+        self._events = EventFile(events, clock(), len(past) + 1 if events.exists() else None)
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -52,8 +54,7 @@ class MetricsLog:
         """
         now = self._clock()
         if version > self._written:
-            line = {"version": version, "time": now, **metrics}
-            self._lines.append(msgspec.json.encode(line) + b"\n")
+            self._lines.append(_line(version, now, metrics))
             self._written = version
         self._events.write(version, metrics, now)
 
@@ -71,15 +72,12 @@ def read_metrics(run_dir: Path) -> list[dict[str, float | None]]:
     return [msgspec.json.decode(line, type=dict[str, float | None]) for line in lines]
 
 
-def _keep_until(path: Path, version: int) -> None:
-    """Take back the lines after `version`, and one that a crash cut off."""
-    if not path.exists():
-        return
-    kept = [
-        line
-        for line in path.read_bytes().split(b"\n")[:-1]
-        if msgspec.json.decode(line)["version"] <= version
-    ]
+def _line(version: int, written_at: float | None, metrics: Mapping[str, float]) -> bytes:
+    return msgspec.json.encode({"version": version, "time": written_at, **metrics}) + b"\n"
+
+
+def _rewrite(path: Path, past: Sequence[UpdateRow]) -> None:
     beside = path.with_suffix(".tmp")
-    beside.write_bytes(b"".join(line + b"\n" for line in kept))
+    with beside.open("wb") as file:
+        file.writelines(_line(row.version + 1, row.done_at, row.metrics) for row in past)
     os.replace(beside, path)

@@ -123,6 +123,18 @@ class RunReader:
         with self._undamaged():
             return [_update(msgspec.convert(row, UpdateColumns)) for row in rows]
 
+    def history(self, version: int) -> list[UpdateRow]:
+        """The updates that made policy `version`. Raises RunFileError if one is not recorded: a
+        checkpoint is written after its update."""
+        done = [row for row in self.updates() if row.version < version and row.status == "done"]
+        if len(done) < version:
+            raise RunFileError(
+                f"{self.path} has {len(done)} of the {version} updates that its checkpoint of "
+                f"version {version} comes from: its end is missing, as in a copy without "
+                f"{FILE_NAME}-wal; restore that, or the whole run directory."
+            )
+        return done
+
     def queue_ages_s(self, version: int) -> list[float]:
         """Seconds between an episode's end being stored and the update from `version` taking it,
         for each of its episodes."""

@@ -1,6 +1,7 @@
 """A run that was killed and goes on is the run that was never disturbed."""
 
 import hashlib
+import shutil
 import time
 from pathlib import Path
 
@@ -154,6 +155,32 @@ def test_capo_run_resume_continues_the_same_run(undisturbed, tmp_path, start_fle
     finally:
         run.kill()
     assert tensors(fleet.run_dir, UPDATES) == tensors(undisturbed, UPDATES)
+
+
+def test_a_run_whose_file_lost_its_end_does_not_go_on_without_it(start_fleet, tmp_path):
+    fleet = start_fleet()
+    fleet.add_actor()
+    fleet.wait_for_updates(3)
+    fleet.learner.kill()
+    copy = tmp_path / "copy"
+    shutil.copytree(fleet.run_dir, copy, ignore=shutil.ignore_patterns("*-wal"))
+    before = (copy / "metrics.jsonl").read_bytes()
+    resumed = Forked(tmp_path / "copy.log", capo, ["learner", "--resume", str(copy)])
+    assert resumed.wait(60) == 2
+    assert "its end is missing, as in a copy without run.sqlite-wal" in resumed.text()
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_log_of_metrics_that_a_power_cut_left_is_whole_again(start_fleet):
+    fleet = start_fleet("updates=6")
+    fleet.add_actor()
+    fleet.wait_for_updates(3)
+    fleet.learner.kill()
+    log = fleet.run_dir / "metrics.jsonl"
+    log.write_bytes(log.read_bytes()[:-300] + bytes(299) + b"\n")  # what was not synced is zeros
+    fleet.learner = fleet._start_learner()
+    finish(fleet)
+    assert [row["version"] for row in read_metrics(fleet.run_dir)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_two_learners_of_one_run_are_refused(start_fleet):

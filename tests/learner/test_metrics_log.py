@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from capo.learner.metrics_log import MetricsLog, read_metrics
+from capo.learner.run_tables import UpdateRow
 from capo.protocol.errors import StorageFullError
 
 
@@ -36,22 +37,41 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     ]
 
 
-def test_a_resumed_run_takes_back_what_it_will_write_again(tmp_path):
+def done(version: int, loss: float) -> UpdateRow:
+    """The run file's row of the update that made policy `version`."""
+    return UpdateRow(version - 1, "done", (), {}, {"loss": loss}, 10.0, 20.0 + version)
+
+
+@pytest.mark.parametrize("resume_at", [0, 2])  # 0: before the first checkpoint
+def test_a_resumed_run_takes_back_what_it_will_write_again(tmp_path, resume_at):
     with MetricsLog(tmp_path) as log:
         for version in (1, 2, 3, 4):
             log.write(version, {"loss": float(version)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"version": 5, "lo')  # the crash
-    with MetricsLog(tmp_path, resume_at=2) as log:
-        log.write(3, {"loss": 30.0})
-    assert [(line["version"], line["loss"]) for line in read_metrics(tmp_path)] == [
-        (1, 1.0),
-        (2, 2.0),
-        (3, 30.0),
-    ]
+    past = [done(version, float(version)) for version in range(1, resume_at + 1)]
+    again = resume_at + 1
+    with MetricsLog(tmp_path, past) as log:
+        log.write(again, {"loss": 30.0})
+    before = [float(version) for version in range(1, again)]
+    assert [line["version"] for line in read_metrics(tmp_path)] == list(range(1, again + 1))
+    assert [line["loss"] for line in read_metrics(tmp_path)] == [*before, 30.0]
     events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
     events.Reload()
-    assert [event.value for event in events.Scalars("loss")] == [1.0, 2.0, 30.0]
+    assert [event.value for event in events.Scalars("loss")] == [*before, 30.0]
+
+
+@pytest.mark.parametrize("left", [None, b"", bytes(300) + b"\n", b'{"version": 1}\n[]\n\xff\n'])
+def test_whatever_became_of_the_file_a_resumed_run_has_all_lines(tmp_path, left):
+    if left is not None:
+        (tmp_path / "metrics.jsonl").write_bytes(left)
+    with MetricsLog(tmp_path, [done(1, 0.5), done(2, math.nan)], clock=lambda: 90.0) as log:
+        log.write(3, {"loss": 0.25})
+    assert read_metrics(tmp_path) == [
+        {"version": 1, "time": 21.0, "loss": 0.5},
+        {"version": 2, "time": 22.0, "loss": None},
+        {"version": 3, "time": 90.0, "loss": 0.25},
+    ]
 
 
 @pytest.mark.parametrize("text", ["", '{"version": 1, "loss": 2.0}\n{"versi'])

@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -266,6 +267,25 @@ def test_an_update_takes_its_episodes_once_and_in_order(run_file):
 def test_an_update_that_was_never_begun_cannot_be_finished(run_file):
     with pytest.raises(ValueError, match="never begun"):
         run_file.finish_update(3, seeds={}, metrics={}, result=b"")
+
+
+def test_a_copy_that_lost_its_end_is_not_the_history_of_a_checkpoint(run_file, tmp_path):
+    for version in range(3):
+        run_file.begin_update(version, [])
+        run_file.finish_update(version, seeds={}, metrics={"loss": 0.5}, result=b"")
+    run_file.begin_update(3, [])
+    with read(run_file) as reader:
+        assert [row.version for row in reader.history(2)] == [0, 1]
+        assert [row.version for row in reader.history(3)] == [0, 1, 2]
+        with pytest.raises(RunFileError, match="has 3 of the 4 updates that its checkpoint of"):
+            reader.history(4)  # taken, not done
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(run_file.path, copy)  # and not its log
+    with RunReader(copy) as reader:
+        assert reader.history(0) == []
+        with pytest.raises(RunFileError, match=r"has 0 of the 2 .* without run\.sqlite-wal"):
+            reader.history(2)
 
 
 def test_a_run_goes_on_where_it_was(tmp_path):
