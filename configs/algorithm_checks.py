@@ -9,6 +9,21 @@ if TYPE_CHECKING:
     from capo.configs.algorithms import AlgorithmConfig
 
 TOKEN_RATIOS = ("token", "behaviour")
+_GAE = ("gamma", "lam", "bootstrap_truncated")
+_TRACE = ("gamma", "trace_rho_cap", "trace_c_cap", "bootstrap_truncated")
+CREDIT_READS = {
+    "action_gae": _GAE,
+    "token_gae": _GAE,
+    "brace": (*_TRACE, "trace_steps"),
+    "vtrace": (*_TRACE, "lam"),
+    "group": ("group_std",),
+    "rloo": (),
+    "reinforce_pp": ("gamma",),
+    "gigpo": ("gamma", "group_std", "group_weighting", "step_weight"),
+    "gagpo": ("gamma", "lam"),
+    "g2po": ("gamma", "group_std", "step_weight", "success_reward"),
+    "hgpo": ("gamma", "group_std", "history_length", "history_power"),
+}
 
 
 def problem(algorithm: "AlgorithmConfig", has_critic: bool) -> str:
@@ -16,22 +31,10 @@ def problem(algorithm: "AlgorithmConfig", has_critic: bool) -> str:
     return _range_problem(algorithm) or _combination_problem(algorithm, has_critic)
 
 
-def without_effect(a: "AlgorithmConfig", has_critic: bool) -> frozenset[str]:
+def without_effect(a: "AlgorithmConfig") -> frozenset[str]:
     """The keys that nothing reads as the parts are composed."""
     weighted, rejects = a.behaviour_weight != "none", a.reject != "none"
     read = {
-        "gamma": a.credit not in ("group", "rloo"),
-        "lam": a.credit in ("action_gae", "token_gae", "vtrace", "gagpo"),
-        "bootstrap_truncated": has_critic,
-        "trace_steps": a.credit == "brace",
-        "trace_rho_cap": a.credit in ("brace", "vtrace"),
-        "trace_c_cap": a.credit in ("brace", "vtrace"),
-        "group_std": a.credit in ("group", "gigpo", "g2po", "hgpo"),
-        "group_weighting": a.credit == "gigpo",
-        "step_weight": a.credit in ("gigpo", "g2po"),
-        "success_reward": a.credit == "g2po",
-        "history_length": a.credit == "hgpo",
-        "history_power": a.credit == "hgpo",
         "alpha": a.ratio == "calibrated",
         "centre": a.ratio == "calibrated",
         "clip_low": a.clipping != "soft_gate",
@@ -47,7 +50,9 @@ def without_effect(a: "AlgorithmConfig", has_critic: bool) -> frozenset[str]:
         "reject_low": rejects and a.reject.endswith("k1"),
         "reject_high": rejects,
     }
-    return frozenset(name for name, is_read in read.items() if not is_read)
+    of_credit = {key for keys in CREDIT_READS.values() for key in keys}
+    others = frozenset(name for name, is_read in read.items() if not is_read)
+    return others | (of_credit - {*CREDIT_READS[a.credit]})
 
 
 def _range_problem(a: "AlgorithmConfig") -> str:

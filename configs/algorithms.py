@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from capo.configs.algorithm_checks import TOKEN_RATIOS, problem, without_effect
+from capo.configs.algorithm_checks import CREDIT_READS, TOKEN_RATIOS, problem, without_effect
 from capo.configs.presets import PRESETS
 from capo.configs.words import choices, nearest
 
@@ -231,7 +231,7 @@ def describe(algorithm: AlgorithmConfig) -> list[str]:
         if needs_critic(a)
         else "critic: none; needs groups of episodes of the same task",
     ]
-    unread = without_effect(a, needs_critic(a))
+    unread = without_effect(a)
     silent = [one for one in changed if one.partition("=")[0] in unread]
     if silent:
         lines.append(f"without effect in this composition: {', '.join(silent)}")
@@ -239,27 +239,20 @@ def describe(algorithm: AlgorithmConfig) -> list[str]:
 
 
 def _credit_line(a: AlgorithmConfig) -> str:
-    parts: list[str] = [a.credit]
-    if a.credit not in ("group", "rloo"):
-        parts.append(f"gamma {a.gamma:g}")
-    if a.credit in ("action_gae", "token_gae", "vtrace", "gagpo"):
-        parts.append(f"lambda {a.lam:g}")
-    if a.credit == "brace":
-        parts.append(f"{a.trace_steps} corrected steps")
-    if a.credit in ("brace", "vtrace"):
-        parts.append(f"caps {a.trace_rho_cap:g}/{a.trace_c_cap:g}")
-    if a.credit in ("gigpo", "g2po"):
-        parts.append(f"step weight {a.step_weight:g}")
-    if a.credit == "gigpo" and a.group_weighting == "action":
-        parts.append("groups averaged over actions")
-    if a.credit == "g2po":
-        parts.append(f"a solved end worth {a.success_reward:g}")
-    if a.credit == "hgpo":
-        parts.append(f"history {a.history_length}, levels to the power {a.history_power:g}")
-    if a.credit in ("group", "gigpo", "g2po", "hgpo") and not a.group_std:
-        parts.append("not divided by the std")
-    if needs_critic(a):
-        parts.append(f"bootstrap after truncation {'on' if a.bootstrap_truncated else 'off'}")
+    bootstrap = "on" if a.bootstrap_truncated else "off"
+    told = {
+        "gamma": f"gamma {a.gamma:g}",
+        "lam": f"lambda {a.lam:g}",
+        "trace_steps": f"{a.trace_steps} corrected steps",
+        "trace_rho_cap": f"caps {a.trace_rho_cap:g}/{a.trace_c_cap:g}",
+        "group_std": f"{'' if a.group_std else 'not '}divided by the std",
+        "group_weighting": f"group means over {a.group_weighting}s",
+        "step_weight": f"step weight {a.step_weight:g}",
+        "success_reward": f"a solved end worth {a.success_reward:g}",
+        "history_length": f"history {a.history_length}, level weights ^{a.history_power:g}",
+        "bootstrap_truncated": f"bootstrap after truncation {bootstrap}",
+    }
+    parts = [a.credit, *(text for key, text in told.items() if key in CREDIT_READS[a.credit])]
     if a.drop_flat_groups:
         parts.append("groups without contrast dropped")
     if a.whiten != "none":

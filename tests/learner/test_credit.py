@@ -3,13 +3,16 @@
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from capo.configs.algorithms import critic_reads, needs_critic, resolve
+from capo.configs.algorithm_checks import CREDIT_READS
+from capo.configs.algorithms import AlgorithmConfig, critic_reads, needs_critic, resolve
 from capo.configs.presets import PRESETS
+from capo.configs.words import choices
 from capo.learner.credit import Experience, Targets, assign_credit, rewards_on_tokens
 from capo.learner.credit_gae import vtrace
 from capo.learner.credit_groups import leave_one_out, standardised, whitened
@@ -433,6 +436,28 @@ def test_whitening_is_blind_to_what_left_the_batch(credit: str, whiten: str) -> 
         counted = targets.token_advantages[experience.action_of_token >= 2]
     close(counted.mean(), 0.0)
     close(counted.std(), 1.0, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("credit", sorted(CREDIT_READS))
+def test_a_credit_reads_what_it_is_said_to_read(credit: str) -> None:
+    assert set(CREDIT_READS) == set(choices(AlgorithmConfig, "credit"))
+    batch = Batch([4, 5, 3, 4], seed=7, group_size=4)
+    rewards = torch.where(torch.arange(16) == 3, 1.0 - batch.rewards[:3].sum(), batch.rewards)
+    algorithm = resolve({"credit": credit, "gamma": 0.9, "lam": 0.8, "success_reward": 1.0})
+    other: dict[str, Any] = {
+        "gamma": 0.7, "lam": 0.5, "bootstrap_truncated": False, "trace_steps": 1,
+        "trace_rho_cap": 0.8, "trace_c_cap": 0.7, "group_std": False, "group_weighting": "action",
+        "step_weight": 0.3, "success_reward": 9.0, "history_length": 0, "history_power": 3.0,
+    }  # fmt: skip
+    assert set(other) == {key for keys in CREDIT_READS.values() for key in keys}
+
+    def advantages(one: AlgorithmConfig) -> torch.Tensor:
+        return assign_credit(batch.experience(one, rewards=rewards), one).token_advantages
+
+    before = advantages(algorithm)
+    for key, value in other.items():
+        after = advantages(msgspec.structs.replace(algorithm, **{key: value}))
+        assert torch.equal(after, before) is (key not in CREDIT_READS[credit]), key
 
 
 def test_what_is_missing_or_misshapen_is_named() -> None:
