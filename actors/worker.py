@@ -6,7 +6,6 @@ unacked is delivered again. Every task belongs to one group; whatever ends the a
 """
 
 import asyncio
-import functools
 import os
 import socket
 import time
@@ -18,7 +17,7 @@ import msgspec
 
 from capo.actors.counts import Counts
 from capo.actors.engine import Engine
-from capo.actors.lease_queue import LeaseQueue
+from capo.actors.episodes import Episodes
 from capo.actors.player import Player, make_player
 from capo.actors.weight_duty import WeightDuty
 from capo.configs.schema import RolloutConfig
@@ -83,8 +82,7 @@ class Worker:
         self._player: Player | None = None
         self._setting_up: asyncio.Task[None] | None = None
         self._waiting_for = ""
-        self._pending = LeaseQueue()
-        self._playing: dict[str, asyncio.Task[None]] = {}
+        self._episodes = Episodes(self._play, self._on_ended)
         self._leaving = asyncio.Event()
         self._reason = ""
         self._failure: CapoError | None = None
@@ -95,10 +93,9 @@ class Worker:
         if not self._leaving.is_set():
             self._reason = reason
             self._leaving.set()
-        self._pending.clear()
+        self._episodes.start_no_more()
         if abort:
-            for task in self._playing.values():
-                task.cancel()
+            self._episodes.abort()
 
     async def run(
         self, address: str, keys: ActorKeys | None = None, patience_s: float = float("inf")
@@ -122,7 +119,7 @@ class Worker:
             listening = self._tasks.create_task(self._listen())
             watching = self._tasks.create_task(self._watch())
             await self._leaving.wait()
-            self._wait_for(f"{len(self._playing)} episodes to end ({self._reason})")
+            self._wait_for(f"{self._episodes.num_playing} episodes to end ({self._reason})")
             await self._play_to_the_end()
             self._wait_for("the learner to commit what was delivered")
             try:
@@ -145,18 +142,17 @@ class Worker:
         """Until no episode is in play. Those that only wait for a learner that commits nothing are
         dropped after FLUSH_TIMEOUT_S."""
         blocked_since, acked = time.monotonic(), -1
-        while self._playing:
-            await asyncio.wait(self._playing.values(), timeout=WATCH_S)
+        while self._episodes.num_playing:
+            await self._episodes.settle(WATCH_S)
             now = time.monotonic()
             if not self._client.num_waiting or self._client.num_acked != acked:
                 blocked_since, acked = now, self._client.num_acked
             elif now - blocked_since > FLUSH_TIMEOUT_S:
                 self._progress(
-                    f"dropping {len(self._playing)} episodes: the learner has committed nothing "
-                    f"for {FLUSH_TIMEOUT_S:g} s"
+                    f"dropping {self._episodes.num_playing} episodes: the learner has committed "
+                    f"nothing for {FLUSH_TIMEOUT_S:g} s"
                 )
-                for task in self._playing.values():
-                    task.cancel()
+                self._episodes.abort()
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -169,10 +165,10 @@ class Worker:
             await self._on_welcome(message)
         elif isinstance(message, Grant):
             if not self._leaving.is_set():
-                self._pending.take(message.leases)
-                self._play_pending()
+                self._episodes.take(message.leases)
+                self._start_episodes()
         elif isinstance(message, Revoke):
-            self._revoke(message)
+            self._episodes.revoke(message.episode_ids)
         elif isinstance(message, GroupInvite | GroupForm | UpdateWeights):
             if self._duty is not None:
                 await self._duty.handle(message)
@@ -208,38 +204,30 @@ class Worker:
         self._counts.pause_s += report.pause_s
         self._check_engine()
         if not report.error:
-            self._play_pending()
+            self._start_episodes()
         self._say_what_is_missing()
 
     # -- episodes -------------------------------------------------------------------------------
 
-    def _play_pending(self) -> None:
-        player, engine = self._player, self._engine
-        if player is None or engine is None or engine.version < 0:
-            return
-        while self._pending and len(self._playing) < self._concurrency:
-            lease = self._pending.next()
-            task = self._tasks.create_task(self._episode(player, lease, engine))
-            self._playing[lease.episode_id] = task
-            task.add_done_callback(functools.partial(self._ended, lease.episode_id))
-        self._counts.busy(time.monotonic(), bool(self._playing))
-        self._say_what_is_missing()
+    def _start_episodes(self) -> None:
+        if self._engine is not None and self._engine.version >= 0:
+            self._episodes.start(self._tasks, self._concurrency)
+            self._count_busy()
+            self._say_what_is_missing()
 
-    def _ended(self, episode_id: str, task: asyncio.Task[None]) -> None:
-        self._playing.pop(episode_id, None)
-        self._counts.busy(time.monotonic(), bool(self._playing))
-        if not self._leaving.is_set():
-            self._play_pending()
-
-    def _revoke(self, revoke: Revoke) -> None:
-        unwanted = set(revoke.episode_ids)
-        self._pending.drop(unwanted)
-        for episode_id in unwanted & self._playing.keys():
-            self._playing[episode_id].cancel()
-
-    async def _episode(self, player: Player, lease: Lease, engine: Engine) -> None:
-        await player.play(lease, engine)
+    async def _play(self, lease: Lease) -> None:
+        assert self._player is not None  # both are there before anything starts
+        assert self._engine is not None
+        await self._player.play(lease, self._engine)
         self._check_engine()
+
+    def _on_ended(self) -> None:
+        self._count_busy()
+        if not self._leaving.is_set():
+            self._start_episodes()
+
+    def _count_busy(self) -> None:
+        self._counts.busy(time.monotonic(), self._episodes.num_playing > 0)
 
     # -- watching -------------------------------------------------------------------------------
 
@@ -256,7 +244,7 @@ class Worker:
     def _say_what_is_missing(self) -> None:
         if self._engine is None or self._leaving.is_set():
             return
-        if self._playing:
+        if self._episodes.num_playing:
             self._wait_for("")
         else:
             self._wait_for("weights" if self._engine.version < 0 else "leases")
@@ -286,12 +274,11 @@ class Worker:
 
     def _held(self) -> tuple[str, ...]:
         """Episodes that nobody else need play: pending, in play, or over but not acked yet."""
-        pending = self._pending.episode_ids()
-        return tuple(dict.fromkeys((*self._client.unacked_ends, *self._playing, *pending)))
+        return tuple(dict.fromkeys((*self._client.unacked_ends, *self._episodes.ids)))
 
     def _heartbeat(self) -> ActorHeartbeat:
         return ActorHeartbeat(
-            running=len(self._playing),
+            running=self._episodes.num_playing,
             waiting_for="; ".join(filter(None, (self._waiting_for, self._blocked()))),
             ready=self._engine is not None,
             held_leases=self._held(),
