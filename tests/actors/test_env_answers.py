@@ -9,7 +9,7 @@ import pytest
 from capo.actors.chat import Chat
 from capo.envs.api import Message, Observation
 from capo.protocol.records import EpisodeStatus
-from tests.actors.episodes import USER, engine_saying, run, seen, tool
+from tests.actors.scripted_episode import USER, assert_env_error, engine_saying, run, seen, tool
 from tests.fakes import ScriptedEnv, transition
 
 
@@ -49,11 +49,7 @@ class Tensor:
 def test_a_transition_with_an_unusable_field_is_an_env_error_and_no_reward(
     chat: Chat, script, told: int, complaint: str
 ) -> None:
-    *steps, end = run(ScriptedEnv(script), chat, engine_saying(chat, "go"))
-    assert len(steps) == told
-    assert end.status is EpisodeStatus.ENV_ERROR
-    assert complaint in end.error
-    assert end.outcome == 0.0
+    assert_env_error(run(ScriptedEnv(script), chat, engine_saying(chat, "go")), told, complaint)
 
 
 CYCLE: dict[str, object] = {}
@@ -115,11 +111,7 @@ def test_an_observation_with_a_field_of_a_wrong_type_is_an_env_error(
     assert observation is None or complaint in end.error
     for terminated in (False, True):
         env = ScriptedEnv([transition(observation=observation, terminated=terminated)])
-        *steps, end = run(env, chat, engine_saying(chat, "go"))
-        assert len(steps) == 1
-        assert end.status is EpisodeStatus.ENV_ERROR
-        assert complaint in end.error
-        assert end.outcome == 0.0
+        assert_env_error(run(env, chat, engine_saying(chat, "go")), 1, complaint)
 
 
 def test_lists_and_numpys_scalars_are_taken_and_travel_as_plain_values(word_tokenizer) -> None:

@@ -16,7 +16,17 @@ from capo.configs.schema import RolloutConfig
 from capo.envs.api import Message, Observation
 from capo.protocol.errors import EngineError
 from capo.protocol.records import EpisodeEnd, EpisodeStatus, Step, VersionSpan
-from tests.actors.episodes import CONFIG, USER, engine_saying, lease, raising, run, seen, tool
+from tests.actors.scripted_episode import (
+    CONFIG,
+    USER,
+    assert_env_error,
+    engine_saying,
+    lease,
+    raising,
+    run,
+    seen,
+    tool,
+)
 from tests.fakes import ScriptedEngine, ScriptedEnv, transition
 
 
@@ -49,11 +59,7 @@ class Unreadable(Exception):
 def test_what_an_environment_raises_is_an_env_error_and_no_reward(
     chat: Chat, script, told: int, complaint: str
 ) -> None:
-    *steps, end = run(ScriptedEnv(script), chat, engine_saying(chat, "go"))
-    assert len(steps) == told
-    assert end.status is EpisodeStatus.ENV_ERROR
-    assert complaint in end.error
-    assert end.outcome == 0.0
+    assert_env_error(run(ScriptedEnv(script), chat, engine_saying(chat, "go")), told, complaint)
 
 
 def test_a_reset_that_is_no_coroutine_is_an_env_error(chat: Chat) -> None:

@@ -9,7 +9,7 @@ from capo.actors.rollout import action_seed, play
 from capo.configs.schema import RolloutConfig
 from capo.envs.api import Message, Observation
 from capo.protocol.records import EpisodeStatus, Purpose, Step, Task
-from tests.actors.episodes import CONFIG, engine_saying, lease, run, sequences
+from tests.actors.scripted_episode import CONFIG, engine_saying, lease, run, sequences
 from tests.fakes import ScriptedEnv, transition
 
 

@@ -10,7 +10,7 @@ from capo.configs.schema import RolloutConfig
 from capo.envs.api import Message, Observation, Tool
 from capo.protocol.frames import encode
 from capo.protocol.messages import Delivery
-from capo.protocol.records import EpisodeEnd, Lease, Purpose, Step, Task
+from capo.protocol.records import EpisodeEnd, EpisodeStatus, Lease, Purpose, Step, Task
 from capo.protocol.validate import check_end, check_step
 from tests.fakes import ScriptedEngine
 
@@ -77,3 +77,12 @@ def tool(name="look", description="", parameters=None) -> Tool:
 
 
 USER = Message("user", "look")
+
+
+def assert_env_error(records: list[Step | EpisodeEnd], told: int, complaint: str) -> None:
+    """`told` steps, then an end that blames the environment and claims no success."""
+    *steps, end = records
+    assert len(steps) == told
+    assert end.status is EpisodeStatus.ENV_ERROR
+    assert complaint in end.error, end.error
+    assert end.outcome == 0.0
