@@ -58,7 +58,7 @@ def action_results(
         length=batch.lengths,
         advantage=_array(targets.advantages),
         weight=_array(correction.action_weights) * _means(batch, correction.token_weights),
-        kept=correction.action_kept.cpu().numpy(),
+        kept=correction.action_kept.cpu().numpy() & (_means(batch, correction.token_kept) > 0),
         counted=targets.counted.cpu().numpy(),
         value=None if values is None else _per_action(batch, values.readings),
         returns=None if targets.returns is None else _per_action(batch, targets.returns),

@@ -121,6 +121,8 @@ def test_ratios_under_masks_are_those_of_the_kept_tokens(folder, name):
     dropped = batch.num_actions - len(log_w)
     assert (dropped > 0) == (not kept.all()) == (name != "capo")
     found = result.metrics
+    if name in ("m2po", "icepop", "capo"):  # masks that are frozen, and all groups count
+        assert found["weight/dropped_actions"] == dropped / batch.num_actions
     if algorithm.ratio == "calibrated":
         assert found["policy/mu"] == pytest.approx(np.mean(mus), rel=1e-9)
     assert found["ratio/mu"] == pytest.approx(z[kept].mean(), rel=1e-9)
