@@ -81,7 +81,8 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     critic_lr: float = 1e-5
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0  # 0 = no clipping
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    ranks: int = 1  # data-parallel processes; on GPUs each has one of its own
+    zero_stage: Literal[0, 1, 2, 3] = 0  # what ranks share out: 1 moments, 2 gradients, 3 weights
     gradient_checkpointing: bool = False
 
 

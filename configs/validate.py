@@ -11,7 +11,7 @@ from capo.configs.schema import RunConfig
 
 _POSITIVE = """
     learner.batch_episodes learner.minibatches learner.epochs learner.token_budget
-    learner.policy_lr learner.critic_lr
+    learner.policy_lr learner.critic_lr learner.ranks
     rollout.temperature rollout.max_action_tokens rollout.concurrency rollout.env_timeout_s
     rollout.engine_timeout_s rollout.kv_cache_gib rollout.tensor_parallel_size
     scheduler.group_size scheduler.max_attempts scheduler.error_window

@@ -14,8 +14,10 @@ from capo.launch.actor_setup import actor_setup
 from capo.launch.diagnosis import tasks_of
 from capo.launch.model_source import ModelSource
 from capo.launch.progress import Progress
+from capo.launch.rank_processes import Crew
 from capo.launch.run_directory import write_address
 from capo.learner.checkpoint import Checkpoints
+from capo.learner.lead import open_trainer
 from capo.learner.loop import Parts
 from capo.learner.metrics_log import MetricsLog
 from capo.learner.run_file import RunFile
@@ -23,7 +25,6 @@ from capo.learner.run_reader import CONFIG_SINCE, RunReader
 from capo.learner.scheduler import Scheduler
 from capo.learner.scheduler_rules import SchedulerRules
 from capo.learner.service import Service
-from capo.learner.trainer import Trainer
 from capo.learner.weight_transfer import WeightTransport
 from capo.learner.weights import WeightBroadcaster, WeightLimits
 from capo.protocol.frames import MIB
@@ -36,6 +37,7 @@ def assemble(
     run_dir: Path,
     factory: EnvFactory,
     run_file: RunFile,
+    crew: Crew,
     progress: Progress,
     stop: threading.Event,
     stack: contextlib.ExitStack,
@@ -71,7 +73,8 @@ def assemble(
     tasks_of(service.loop)
     write_address(run_dir, address)
     progress.note(f"Run {run_dir} listens; attach with: capo actor --connect {address}")
-    trainer = Trainer(config, source.weights(progress.note))
+    orders = crew.lead()  # before the policy is prepared: the others may not wait for it long
+    trainer = open_trainer(config, source.weights(progress.note), orders)
     if begun:
         trainer.load(begun.folder)
         progress.note(f"Going on from the checkpoint of version {begun.version}.")

@@ -78,7 +78,7 @@ def evaluation_config(
         warm_start=None,
         # Nothing is trained, so nothing but the policy need be loaded.
         algorithm=resolve({"preset": "rloo", "kl_coefficient": 0.0}),
-        learner=replace(trained.learner, batch_episodes=2, minibatches=1),
+        learner=replace(trained.learner, batch_episodes=2, minibatches=1, ranks=1),
         scheduler=replace(trained.scheduler, group_size=2),
         evaluation=replace(trained.evaluation, games=games, before=True, after=False, every=0),
         network=replace(trained.network, bind=address),

@@ -2,12 +2,14 @@
 
 import argparse
 import contextlib
+import os
 import platform
 import signal
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +23,11 @@ from capo.envs.registry import load_factory
 from capo.launch import libraries
 from capo.launch.diagnosis import stacks_on_sigquit
 from capo.launch.progress import Progress
+from capo.launch.rank import rank_of_environment, serve
 from capo.launch.resumed import resumed_config
 from capo.launch.run_directory import choose_run_directory, discard_run, require_unused
 from capo.launch.stopping import is_impatient, stop_signals
-from capo.protocol.errors import CapoError, ConfigError, PeerLostError
+from capo.protocol.errors import CapoError, ConfigError, PeerLostError, RankLostError
 from capo.protocol.records import Task
 
 if TYPE_CHECKING:
@@ -32,10 +35,13 @@ if TYPE_CHECKING:
     from capo.learner.service import Service
 
 DRAIN_TIMEOUT_S = 30.0
+EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
 
 
 def command(args: argparse.Namespace) -> int:
+    if rank_of_environment() > 0:  # a launcher started all ranks alike; rank 0 knows the rest
+        return serve()
     if bool(args.config) == bool(args.resume):
         raise ConfigError("give either a CONFIG to start or --resume RUN to go on.")
     if args.resume:
@@ -54,6 +60,7 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
     libraries.prepare()
     from capo.launch.assemble import assemble
     from capo.launch.outcome import evaluation_line
+    from capo.launch.rank_processes import all_ranks
     from capo.learner.loop import Loop, Stopped
     from capo.learner.run_file import RunFile
 
@@ -64,10 +71,12 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
     progress = Progress(Console(), config.updates)
     with contextlib.ExitStack() as stack:
         stack.callback(progress.close)
+        rank_lost = partial(_end_without, progress, run_dir)
+        crew = stack.enter_context(all_ranks(config.learner.ranks, run_dir / "logs", rank_lost))
         run_file = RunFile.open(run_dir) if resume else RunFile.create(run_dir, _facts(config))
         stack.callback(run_file.close)
         try:
-            parts = assemble(config, run_dir, factory, run_file, progress, stop, stack)
+            parts = assemble(config, run_dir, factory, run_file, crew, progress, stop, stack)
         except BaseException:
             if not resume:  # nothing has begun: the folder shall be free for the corrected start
                 stack.close()
@@ -91,12 +100,26 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
                 f"capo run --resume {run_dir}"
             )
             return EXIT_INTERRUPTED
+        except RankLostError:
+            raise
         except CapoError as error:  # it cannot go on: nobody shall wait for a learner in vain
             _send_home(parts.service, f"the run ended: {error}", progress, abort=True)
             raise
         _send_home(parts.service, "the run is complete", progress, abort=False)
         _show_outcome(parts.reader, run_dir, progress)
     return 0
+
+
+def _end_without(progress: Progress, run_dir: Path, sentence: str) -> None:
+    """A learner that lost a rank ends like one that was killed, so its actors wait for its return.
+
+    `sentence` says which.
+    """
+    progress.note(
+        f"{sentence}\nThe learner ends with it; nothing committed is lost: go on with capo learner "
+        f"--resume {run_dir}"
+    )
+    os._exit(EXIT_FAILURE)
 
 
 def _show_outcome(reader: "RunReader", run_dir: Path, progress: Progress) -> None:

@@ -117,6 +117,9 @@ def _add_training(add: _AddParser) -> None:
         help="leave when no learner answers for so long (default: wait for ever)",
     )
 
+    # Started by a learner for its other ranks, not by people, so it has no line in the help.
+    add("rank")
+
 
 def _add_results(add: _AddParser) -> None:
     evaluate = add("eval", help="play held-out games with a run's checkpoint")

@@ -1,4 +1,4 @@
-"""Child processes of `capo run`: start, watch, restart, stop. They talk over ZeroMQ, not to us."""
+"""Child processes of a command: start, watch, restart, stop."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from capo.protocol.sayings import plain
@@ -20,22 +20,29 @@ class Child:
     `log` gets its output; None leaves it on this terminal.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment` is added to ours."""
         self.name = name
         self.log = log
         self._arguments = arguments
+        self._environment = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "capo.launch.main", *self._arguments]
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
         if self.log is None:
-            return subprocess.Popen(command, env=environment, start_new_session=True)
+            return subprocess.Popen(command, env=self._environment, start_new_session=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             return subprocess.Popen(
                 command,
-                env=environment,
+                env=self._environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

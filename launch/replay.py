@@ -1,6 +1,7 @@
 """`capo replay RUN`: the updates of a run, or one of them again, offline and bit for bit."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from capo.protocol.errors import ConfigError
 from capo.protocol.sayings import plain
 
 EXIT_DIFFERENT = 1
+EXIT_FAILURE = 1
 
 
 def command(args: argparse.Namespace) -> int:
@@ -23,17 +25,27 @@ def command(args: argparse.Namespace) -> int:
         return 0
     with RunReader(run_dir) as reader:  # a run that cannot be read is refused before torch loads
         reader.update_result(args.update)
+        num_ranks = reader.config(args.update).learner.ranks
     libraries.prepare()
+    from capo.launch.rank_processes import all_ranks
     from capo.learner.replay import replay
     from capo.learner.replay_text import replay_lines
 
-    replayed = replay(
-        run_dir, args.update, args.overrides, note=lambda text: print(plain(text), file=sys.stderr)
-    )
+    with all_ranks(num_ranks, None, _rank_lost) as crew:
+        replayed = replay(run_dir, args.update, args.overrides, _note, crew.lead())
     print("\n".join(plain(line) for line in replay_lines(replayed)))
     went_astray = replayed.diverged_at is not None
     differs = bool(replayed.differences) and not args.overrides
     return EXIT_DIFFERENT if went_astray or differs else 0
+
+
+def _note(text: str) -> None:
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def _rank_lost(sentence: str) -> None:
+    _note(f"capo replay: {sentence}")
+    os._exit(EXIT_FAILURE)
 
 
 def list_updates(run_dir: Path) -> Iterator[str]:

@@ -100,13 +100,9 @@ class TrainEngine(Generic[Model]):
                     tensors[f"{moment}.{name}"] = self._optimizer.state[master][moment]
         return tensors
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `state` gave, on the same rank of the same number of ranks.
-
-        Raises ValueError if `tensors` are not of a model of these shapes.
-        """
-        masters = self._masters()
-        shapes = {name: tuple(master.shape) for name, master in masters.items()}
+    def check_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises ValueError if `tensors` are not of a model of these shapes."""
+        shapes = {name: tuple(master.shape) for name, master in self._masters().items()}
         given = {
             name.removeprefix("master."): tuple(tensor.shape)
             for name, tensor in tensors.items()
@@ -118,6 +114,14 @@ class TrainEngine(Generic[Model]):
                 f"the saved optimizer state does not fit this model and number of ranks: "
                 f"{differing} is {given.get(differing)} there and {shapes.get(differing)} here"
             )
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores what `state` gave, on the same rank of the same number of ranks.
+
+        Raises ValueError as `check_state` does, before anything has changed.
+        """
+        self.check_state(tensors)
+        masters = self._masters()
         self._optimizer.state.clear()
         for name, master in masters.items():
             with torch.no_grad():

@@ -17,6 +17,7 @@ from capo.configs.schema import EvaluationConfig, RunConfig
 from capo.learner import loop_metrics, results
 from capo.learner.checkpoint import Checkpoints
 from capo.learner.evaluation_round import ModeResult
+from capo.learner.lead import Lead
 from capo.learner.metrics_log import MetricsLog
 from capo.learner.run_file import RunFile
 from capo.learner.run_reader import RunReader
@@ -50,7 +51,7 @@ class Parts:
     """What a loop works with; all of it is open and running."""
 
     config: RunConfig
-    trainer: Trainer
+    trainer: Trainer | Lead
     scheduler: Scheduler
     service: Service
     broadcaster: WeightBroadcaster

@@ -1,7 +1,8 @@
 """The learner's data-parallel ranks: joining them, and the sums they share.
 
-One process is a group of one. Several are started by torchrun or DeepSpeed's launcher, whose
-environment variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) say who is who.
+One process is a group of one. Several find each other by the environment variables of torch's
+launchers (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT). Ranks that share a machine may
+meet in a file instead, which RENDEZVOUS names, and then need no port.
 """
 
 import os
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 JOIN_TIMEOUT = timedelta(minutes=10)
+RENDEZVOUS = "CAPO_RANKS_FILE"
+LOOPBACK_ONLY = "GLOO_SOCKET_IFNAME"
 
 
 class Ranks(Struct, frozen=True):
@@ -30,9 +33,13 @@ class Ranks(Struct, frozen=True):
             dist.all_reduce(tensor)
         return tensor
 
-    def barrier(self) -> None:
-        if self.world_size > 1:
-            dist.barrier()
+    def largest(self, number: int) -> int:
+        """The largest number that a rank came with, on every rank. All have to come."""
+        if self.world_size == 1:
+            return number
+        numbers = torch.tensor([number])
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return int(numbers)
 
 
 def join() -> Ranks:
@@ -44,21 +51,32 @@ def join() -> Ranks:
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            dist.init_process_group(backend, timeout=JOIN_TIMEOUT)
+            file = os.environ.get(RENDEZVOUS)
+            dist.init_process_group(
+                backend,
+                init_method=f"file://{file}" if file else "env://",
+                rank=int(os.environ["RANK"]),
+                world_size=int(os.environ["WORLD_SIZE"]),
+                timeout=JOIN_TIMEOUT,
+            )
         else:
             _form_alone(backend)
     return Ranks(dist.get_rank(), dist.get_world_size(), device)
 
 
+def loopback_interface() -> str | None:
+    """The name of this machine's loopback interface."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+
+
 def _form_alone(backend: str) -> None:
     """A group of one needs neither an address nor a resolvable host name: loopback is enough."""
-    name = "GLOO_SOCKET_IFNAME"
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
-    borrowed = loopback is not None and name not in os.environ
+    loopback = loopback_interface()
+    borrowed = loopback is not None and LOOPBACK_ONLY not in os.environ
     if borrowed and loopback is not None:
-        os.environ[name] = loopback
+        os.environ[LOOPBACK_ONLY] = loopback
     try:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     finally:
         if borrowed:  # groups that are formed later may span machines
-            del os.environ[name]
+            del os.environ[LOOPBACK_ONLY]

@@ -15,13 +15,16 @@ from capo.configs.load import InvalidConfigError, apply_override, from_raw
 from capo.configs.schema import RunConfig
 from capo.learner import results
 from capo.learner.checkpoint import Checkpoints
+from capo.learner.lead import Lead, open_trainer
 from capo.learner.model_files import require_whole_model
+from capo.learner.orders import Orders
 from capo.learner.replay_record import Replayed
 from capo.learner.run_database import damaged
 from capo.learner.run_reader import RunReader
 from capo.learner.trainer import Trainer
 from capo.protocol.errors import CheckpointError, ConfigError, RunFileError
 
+FIXED = ("learner.batch_episodes", "learner.ranks", "learner.zero_stage")
 MODEL_FOLDER = "model"  # the run's copy of the policy it started from
 
 
@@ -30,8 +33,10 @@ def replay(
     version: int,
     overrides: Sequence[str] = (),
     note: Callable[[str], None] = lambda text: None,
+    orders: Orders | None = None,
 ) -> Replayed:
-    """Repeat the update that started from policy `version`; `note` is told about progress.
+    """Repeat the update that started from policy `version`; `note` is told about progress; `orders`
+    lead as many ranks as the run had.
 
     Raises RunFileError if that update is not recorded or its record is damaged, CheckpointError if
     the run's folder lacks the weights it started from, ConfigError if these are damaged, or for an
@@ -41,20 +46,20 @@ def replay(
         recorded = _recorded(reader, version)
         recorded_config = reader.config(version)
         wanted = overridden(recorded_config, overrides) if overrides else recorded_config
-        trainer, config = _trainer_before(run_dir, reader, version, note)
+        trainer, config = _trainer_before(run_dir, reader, version, note, orders)
         started_from = trainer.version
         diverged_at = None
         for other in range(started_from, version):
             note(f"Repeating update {other} on the way to {version}.")
             if reader.config(other) != config:
                 config = reader.config(other)
-                trainer = _with_config(trainer, config, run_dir / MODEL_FOLDER)
+                trainer = _with_config(trainer, config, run_dir / MODEL_FOLDER, orders)
             before = _recorded(reader, other)
             again = _repeat(trainer, reader, before)
             if diverged_at is None and results.compare(before, again):
                 diverged_at = other
         if wanted != config:
-            trainer = _with_config(trainer, wanted, run_dir / MODEL_FOLDER)
+            trainer = _with_config(trainer, wanted, run_dir / MODEL_FOLDER, orders)
         note(f"Repeating update {version}.")
         replayed = _repeat(trainer, reader, recorded)
     return Replayed(
@@ -79,7 +84,7 @@ def _recorded(reader: RunReader, version: int) -> results.UpdateResult:
 
 
 def _repeat(
-    trainer: Trainer, reader: RunReader, recorded: results.UpdateResult
+    trainer: Trainer | Lead, reader: RunReader, recorded: results.UpdateResult
 ) -> results.UpdateResult:
     episodes = reader.read_episodes(recorded.episode_ids, trainer.vocabulary_size)
     try:
@@ -101,10 +106,11 @@ def overridden(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
     }
     for assignment in assignments:
         key, _, value = assignment.partition("=")
-        if not key.startswith(("algorithm", "learner.")) or key == "learner.batch_episodes":
+        if not key.startswith(("algorithm", "learner.")) or key in FIXED:
             raise ConfigError(
                 f"--set {assignment}: replay takes keys of [algorithm] and [learner], without "
-                "batch_episodes, since the batch is the recorded one."
+                "batch_episodes, ranks and zero_stage: the batch is the recorded one, and so is "
+                "the optimizers' state in the checkpoint."
             )
         if key in ("algorithm", "algorithm.preset"):
             raw["algorithm"] = {"preset": value.strip()}
@@ -117,8 +123,12 @@ def overridden(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 
 
 def _trainer_before(
-    run_dir: Path, reader: RunReader, version: int, note: Callable[[str], None]
-) -> tuple[Trainer, RunConfig]:
+    run_dir: Path,
+    reader: RunReader,
+    version: int,
+    note: Callable[[str], None],
+    orders: Orders | None,
+) -> tuple[Trainer | Lead, RunConfig]:
     """A trainer at the nearest version before, and the configuration it has."""
     model = run_dir / MODEL_FOLDER
     if not model.is_dir():
@@ -130,7 +140,7 @@ def _trainer_before(
     keep_last = reader.config().checkpoint.keep_last
     checkpoint = Checkpoints(run_dir, keep_last).nearest_before(version)
     config = reader.config(checkpoint.version if checkpoint else 0)
-    trainer = Trainer(config, model)
+    trainer = open_trainer(config, model, orders)
     if checkpoint is None:
         note("No checkpoint lies before that update: starting from the run's first policy.")
         return trainer, config
@@ -140,10 +150,12 @@ def _trainer_before(
     return trainer, config
 
 
-def _with_config(trainer: Trainer, config: RunConfig, model: Path) -> Trainer:
+def _with_config(
+    trainer: Trainer | Lead, config: RunConfig, model: Path, orders: Orders | None
+) -> Trainer | Lead:
     with tempfile.TemporaryDirectory() as folder:
         trainer.save(Path(folder))
-        other = Trainer(config, model)
+        other = open_trainer(config, model, orders)
         other.load(Path(folder))
     return other
 

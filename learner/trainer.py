@@ -5,8 +5,10 @@ Nothing is pickled; weights, moments and settings are safetensors and JSON.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+import os
+from collections.abc import Callable, Iterator, Sequence
+from errno import EIO
+from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -16,6 +18,7 @@ from msgspec import Struct
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from capo.configs.algorithms import needs_critic, needs_reference
 from capo.configs.schema import RunConfig
@@ -111,25 +114,19 @@ class Trainer:
         return logprobs.cpu()
 
     def save(self, folder: Path) -> None:
-        """Writes everything that `load` needs; `policy/` and `critic/` are Hugging Face folders."""
+        """Writes everything that `load` needs; `policy/` and `critic/` are Hugging Face folders.
+
+        Raises OSError or SafetensorError on all ranks if one of them could not write.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        self.export(folder)
-        for name, engine in self._engines():
-            path = self._state_file(folder, name)
-            path.parent.mkdir(exist_ok=True)
-            tensors = {key: value.cpu().contiguous() for key, value in engine.state().items()}
-            save_file(tensors, path)
-        if self._ranks.rank == 0:
-            state = TrainerState(
-                format=FORMAT,
-                version=self.version,
-                zero_stage=self._config.learner.zero_stage,
-                world_size=self._ranks.world_size,
-                has_critic=self._models.critic is not None,
-                reference_digest=self._reference_digest,
-            )
-            (folder / "trainer.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        self._ranks.barrier()
+        writes: list[Callable[[], None]] = [*self._exports(folder)]
+        writes.append(partial(self._save_state, folder))
+        failures = [failure for write in writes if (failure := _tried(write))]
+        worst = self._ranks.largest(_errno(failures[0]) if failures else 0)
+        if failures:
+            raise failures[0]
+        if worst:
+            raise OSError(worst, f"another rank could not write ({os.strerror(worst)})", folder)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -147,30 +144,53 @@ class Trainer:
         Raises CheckpointError for a folder that is torn, or that belongs to another run: another
         reference policy, number of ranks, ZeRO stage or set of models.
         """
-        state = self._read_state(folder)
+        failure: CheckpointError | None = None
         try:
-            tensors = {
-                name: load_file(self._state_file(folder, name)) for name, _ in self._engines()
-            }
-            for name, engine in self._engines():
-                engine.load_state(tensors[name])
-        except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint {folder} cannot be loaded: {error}") from error
-        self.version = state.version
+            version, tensors = self._read(folder)
+        except CheckpointError as error:
+            failure = error
+        failed = self._ranks.largest(int(failure is not None))
+        if failure:
+            raise failure
+        if failed:
+            raise CheckpointError(f"another rank could not load the checkpoint {folder}")
+        for name, engine in self._engines():
+            engine.load_state(tensors[name])
+        self.version = version
 
     def export(self, folder: Path) -> None:
         """Only the Hugging Face folders `policy/` and, if there is one, `critic/`."""
-        write = self._ranks.rank == 0
-        policy = self._models.policy.model.causal_lm
-        export(
-            policy, gathered(policy), self._dtype, self._policy_dir, folder / "policy", write=write
-        )
+        for write in self._exports(folder):
+            write()
+
+    def _exports(self, folder: Path) -> Iterator[Callable[[], None]]:
+        """Every rank has to make all these calls, since each gathers what ranks share."""
+        models: dict[str, PreTrainedModel] = {"policy": self._models.policy.model.causal_lm}
         if self._models.critic is not None:
-            critic = self._models.critic.model.classifier
-            export(
-                critic, gathered(critic), self._dtype, self._policy_dir, folder / "critic",
-                write=write,
+            models["critic"] = self._models.critic.model.classifier
+        for name, model in models.items():
+            yield partial(
+                export, model, gathered(model), self._dtype, self._policy_dir, folder / name,
+                write=self._ranks.rank == 0,
             )  # fmt: skip
+
+    def _save_state(self, folder: Path) -> None:
+        """What this rank alone has: its part of the optimizers."""
+        for name, engine in self._engines():
+            path = self._state_file(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            tensors = {key: value.cpu().contiguous() for key, value in engine.state().items()}
+            save_file(tensors, path)
+        if self._ranks.rank == 0:
+            state = TrainerState(
+                format=FORMAT,
+                version=self.version,
+                zero_stage=self._config.learner.zero_stage,
+                world_size=self._ranks.world_size,
+                has_critic=self._models.critic is not None,
+                reference_digest=self._reference_digest,
+            )
+            (folder / "trainer.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
 
     def _load_policy(self, *, trained: bool) -> PolicyModel:
         return load_policy(
@@ -215,6 +235,19 @@ class Trainer:
         rank = f"{self._ranks.rank}-of-{self._ranks.world_size}"
         return folder / "optimizer" / f"{name}-rank-{rank}.safetensors"
 
+    def _read(self, folder: Path) -> tuple[int, dict[str, dict[str, Tensor]]]:
+        """The version of a checkpoint, and the tensors of this rank by the engine they are of."""
+        state = self._read_state(folder)
+        try:
+            tensors = {
+                name: load_file(self._state_file(folder, name)) for name, _ in self._engines()
+            }
+            for name, engine in self._engines():
+                engine.check_state(tensors[name])
+        except (OSError, SafetensorError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint {folder} cannot be loaded: {error}") from error
+        return state.version, tensors
+
     def _read_state(self, folder: Path) -> TrainerState:
         try:
             state = msgspec.json.decode((folder / "trainer.json").read_bytes(), type=TrainerState)
@@ -245,3 +278,15 @@ class Trainer:
                 digest.update(path.name.encode())
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
+
+
+def _tried(write: Callable[[], None]) -> OSError | SafetensorError | None:
+    try:
+        write()
+    except (OSError, SafetensorError) as error:
+        return error
+    return None
+
+
+def _errno(error: OSError | SafetensorError) -> int:
+    return (error.errno if isinstance(error, OSError) else None) or EIO

@@ -5,6 +5,7 @@ CapoError
 ├── ProtocolError        a frame or message that breaks the wire's contract; its sender is refused
 ├── RefusedError         the other side refused this one (version, tokenizer, run, key)
 ├── PeerLostError        a peer did not answer within a time limit; names the peer and the phase
+├── RankLostError        a rank of the learner is gone; a resume repeats the update it was in
 ├── RunFileError         a run file that cannot be opened, read or written
 │   └── StorageFullError  no room on the disk; what was committed is safe, and it goes on with room
 ├── CheckpointError      a checkpoint that is torn, missing or of another run
@@ -33,6 +34,10 @@ class RefusedError(CapoError):
 
 
 class PeerLostError(CapoError):
+    pass
+
+
+class RankLostError(CapoError):
     pass
 
 

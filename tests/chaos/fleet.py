@@ -233,6 +233,9 @@ class Fleet:
         self.injected[f"learner killed -9 in {phase}"] += 1
         if self.random.random() < 0.3:
             time.sleep(self.dead_after_s + 1.0)  # long enough for actors to notice
+        self.resume_learner()
+
+    def resume_learner(self) -> None:
         self.learner = self._start_learner()
 
     def messages_spoiled(self) -> Counter[str]:

@@ -8,7 +8,9 @@ import sys
 import warnings
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from capo.configs.schema import RunConfig
 from capo.learner import model
@@ -18,6 +20,7 @@ from capo.learner.ranks import join
 from capo.learner.results import compare, encode
 from capo.learner.trainer import Trainer
 from capo.learner.update import Models, run_update
+from capo.protocol.errors import CheckpointError
 from tests.factories import VOCABULARY, batch_of_episodes, run_config
 from tests.learner.exact import exact_models
 
@@ -63,9 +66,20 @@ def main(rank: int, world_size: int, folder: Path, zero_stage: int) -> None:
     resumed.load(checkpoint)
     differences = compare(went_on, resumed.update(EPISODES, 1))
     assert differences == [], differences
+    assert_fails_together(trainer, folder / f"blocked-{zero_stage}", world_size)
     names = [name for name, _ in gathered(models.policy.model.causal_lm)]
     assert names == [name for name, _ in trainer.weights()]
     dist.destroy_process_group()
+
+
+def assert_fails_together(trainer: Trainer, folder: Path, world_size: int) -> None:
+    """What one rank cannot write or read fails on all of them, and they go on together."""
+    last = folder / "optimizer" / f"policy-rank-{world_size - 1}-of-{world_size}.safetensors"
+    last.mkdir(parents=True, exist_ok=True)
+    with pytest.raises((OSError, SafetensorError)):
+        trainer.save(folder)
+    with pytest.raises(CheckpointError):
+        trainer.load(folder)
 
 
 if __name__ == "__main__":

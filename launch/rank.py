@@ -1,0 +1,51 @@
+"""One of the other ranks of a learner, started by its rank 0 or by a launcher, not by people."""
+
+import argparse
+import os
+import signal
+import threading
+import time
+
+from capo.launch import libraries
+from capo.launch.diagnosis import stacks_on_sigquit
+from capo.protocol.errors import ConfigError
+
+EXIT_FAILURE = 1
+_CHECK_S = 0.2
+
+
+def rank_of_environment() -> int:
+    """What a launcher made of this process; 0 where there was none."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def command(args: argparse.Namespace) -> int:
+    if rank_of_environment() == 0:
+        raise ConfigError(
+            "a rank is started by its learner (learner.ranks) or by a launcher such as torchrun."
+        )
+    return serve()
+
+
+def serve() -> int:
+    """Do what rank 0 says to its end. Ctrl-C and SIGTERM are for rank 0, which ends this one."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    stacks_on_sigquit()
+    libraries.prepare()
+    from capo.launch.rank_processes import LEADER_PID
+    from capo.learner.lead import follow
+    from capo.learner.orders import Orders
+    from capo.learner.ranks import join
+
+    if leader := os.environ.get(LEADER_PID):
+        threading.Thread(target=_end_with, args=(int(leader),), daemon=True).start()
+    follow(Orders(join()))
+    return 0
+
+
+def _end_with(leader: int) -> None:
+    """Exit within a second of rank 0's death, whatever this process is in the middle of."""
+    while os.getppid() == leader:
+        time.sleep(_CHECK_S)
+    os._exit(EXIT_FAILURE)

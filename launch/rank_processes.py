@@ -1,0 +1,151 @@
+"""The other ranks of a learner, as child processes of rank 0, unless a launcher started them all.
+
+`learner.ranks` says how many there are. Under torchrun, srun or DeepSpeed's launcher every rank is
+a `capo learner`; otherwise rank 0 starts the others here, on its own machine.
+"""
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from capo.launch.processes import Child
+from capo.learner.orders import End, Orders
+from capo.learner.ranks import LOOPBACK_ONLY, RENDEZVOUS, join, loopback_interface
+from capo.protocol.errors import ConfigError, RankLostError
+
+LEADER_PID = "CAPO_LEADER_PID"  # whose end a rank that was started here does not outlive
+EXIT_FAILURE = 1
+_CHECK_S = 0.2
+_END_S = 20.0
+
+
+class Crew:
+    """All ranks of this learner, seen from rank 0."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.orders: Orders | None = None
+        self.ending = threading.Event()  # from now on ranks may end
+
+    def lead(self) -> Orders | None:
+        """Waits until all ranks are there, up to 10 minutes; None if rank 0 is the only one."""
+        if self.num_ranks > 1 and self.orders is None:
+            self.orders = Orders(join())
+        return self.orders
+
+    def dismiss(self) -> None:
+        self.ending.set()
+        if self.orders is not None:
+            with contextlib.suppress(RankLostError):
+                self.orders.give(End())
+
+
+@contextlib.contextmanager
+def all_ranks(num_ranks: int, log_dir: Path | None, lost: Callable[[str], None]) -> Iterator[Crew]:
+    """On rank 0: the other ranks are there while it lasts, and end with it.
+
+    `lost` is called in a thread, with a sentence, as soon as one that was started here ends before
+    that; it should end this process. Raises ConfigError where a launcher started another number of
+    ranks, or this machine has too few GPUs.
+    """
+    crew = Crew(num_ranks)
+    if "WORLD_SIZE" in os.environ:
+        _require_same_number(int(os.environ["WORLD_SIZE"]), num_ranks)
+        yield crew
+        crew.dismiss()
+        return
+    if num_ranks == 1:
+        yield crew
+        return
+    _require_devices(num_ranks)
+    with _started(crew, log_dir, lost) as children:
+        yield crew
+        crew.dismiss()
+        if crew.orders is not None:
+            _await_end(children)
+
+
+@contextlib.contextmanager
+def _started(
+    crew: Crew, log_dir: Path | None, lost: Callable[[str], None]
+) -> Iterator[Sequence[Child]]:
+    with tempfile.TemporaryDirectory(prefix="capo-ranks-") as meeting:
+        common = _environment(crew.num_ranks, Path(meeting))
+        children = [
+            Child(
+                f"rank {rank}",
+                ["rank"],
+                log_dir / f"rank-{rank}.log" if log_dir else None,
+                {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(1, crew.num_ranks)
+        ]
+        own = {**common, "RANK": "0", "LOCAL_RANK": "0"}
+        os.environ.update(own)
+        watch = threading.Thread(
+            target=_watch, args=(children, crew.ending, lost), name="ranks", daemon=True
+        )
+        watch.start()
+        try:
+            yield children
+        except (RuntimeError, RankLostError):  # as when one is lost in the middle of an exchange
+            watch.join(timeout=5 * _CHECK_S)  # it knows better what happened
+            raise
+        finally:
+            crew.ending.set()
+            for child in children:
+                child.kill_session()
+            for name in own:
+                del os.environ[name]
+
+
+def _environment(num_ranks: int, meeting: Path) -> dict[str, str]:
+    """They meet in a file and talk over loopback, so no other machine can reach them."""
+    common = {
+        "WORLD_SIZE": str(num_ranks),
+        RENDEZVOUS: str(meeting / "store"),
+        LEADER_PID: str(os.getpid()),
+    }
+    loopback = loopback_interface()
+    if loopback is not None and LOOPBACK_ONLY not in os.environ:
+        common[LOOPBACK_ONLY] = loopback
+    return common
+
+
+def _watch(children: Sequence[Child], ending: threading.Event, lost: Callable[[str], None]) -> None:
+    while not ending.wait(_CHECK_S):
+        for child in children:
+            if (code := child.exit_code()) is not None and not ending.is_set():
+                words = child.last_words()
+                said = f" It said last:\n{words}" if words else ""
+                lost(f"{child.name} (pid {child.pid}) ended with exit code {code}.{said}")
+                return
+
+
+def _await_end(children: Sequence[Child]) -> None:
+    deadline = time.monotonic() + _END_S
+    for child in children:
+        child.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _require_same_number(started: int, num_ranks: int) -> None:
+    if started != num_ranks:
+        raise ConfigError(
+            f"the launcher started {started} rank(s), but learner.ranks is {num_ranks}; make them "
+            "the same."
+        )
+
+
+def _require_devices(num_ranks: int) -> None:
+    import torch
+
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else num_ranks
+    if devices < num_ranks:
+        raise ConfigError(
+            f"learner.ranks is {num_ranks}, but this machine has {devices} GPU(s); each rank needs "
+            "one of its own."
+        )
