@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 _RUN = "a run's folder, as in runs/quickstart-seed0-20260101-120000"
 _CONFIG = "a TOML file, or the name of a packaged one"
@@ -33,11 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from capo.launch.output import unfailing
 
     with unfailing("stderr"):
-        with unfailing("stdout"):
-            args = build_parser().parse_args(arguments)
-        only_tells = args.command in _ONLY_TELL
-        with contextlib.nullcontext() if only_tells else unfailing("stdout"):
-            return _run(args)
+        try:
+            with unfailing("stdout"):
+                args = build_parser().parse_args(arguments)
+            only_tells = args.command in _ONLY_TELL
+            with contextlib.nullcontext() if only_tells else unfailing("stdout"):
+                return _run(args)
+        except KeyboardInterrupt:
+            print("capo: interrupted.", file=sys.stderr)
+            return EXIT_INTERRUPTED
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -74,9 +77,6 @@ def _run(args: argparse.Namespace) -> int:
         where = f"{error.filename}: " if error.filename else ""
         tell(f"{where}{error.strerror or error}.")
         return EXIT_FAILURE
-    except KeyboardInterrupt:
-        tell("interrupted.")
-        return EXIT_INTERRUPTED
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -198,6 +198,8 @@ def _explain(error: Exception) -> str:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("capo-rl")
     except PackageNotFoundError:

@@ -4,6 +4,7 @@ They are what `capo learner` and `capo actor` start; this module starts, watches
 """
 
 import argparse
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from capo.launch.processes import Child, free_port, stop
 from capo.launch.resumed import resumed_config
 from capo.launch.run_directory import DATABASE, choose_run_directory
 from capo.launch.stopping import is_impatient, stop_signals
+from capo.learner import run_database
 from capo.protocol.errors import ConfigError
 
 MAX_ACTOR_RESTARTS = 3  # within
@@ -32,6 +34,8 @@ def command(args: argparse.Namespace) -> int:
     if args.resume:
         run_dir = Path(args.resume)
         config = resumed_config(run_dir, args.overrides)
+        # Before actors are started: they would find the learner that is at work there, and join.
+        os.close(run_database.lock(run_dir / DATABASE))
         learner_arguments = ["learner", "--resume", str(run_dir)]
     else:
         config = load(args.config, args.overrides)

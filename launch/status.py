@@ -25,15 +25,20 @@ def command(args: argparse.Namespace) -> int:
     run_dir = Path(args.run)
     with RunReader(run_dir) as reader:
         done = sum(update.status == "done" for update in reader.updates())
-        total = reader.config().updates
+        config, evaluations = reader.config(), reader.evaluations()
+    trained = done >= config.updates
+    evaluated = not (config.evaluation.after and config.evaluation.games) or any(
+        row.version == done and row.finished_at is not None for row in evaluations
+    )
     if learner_is_running(run_dir):
         print("\n".join(status_lines(read_status(run_dir))))
-    elif done >= total:
+    elif trained and evaluated:
         print(f"The run is complete: {done} updates. Look at it with: capo report {run_dir}")
     else:
+        but = ", the last evaluation is not" if trained else ""
         print(
-            f"No learner is at work in {run_dir}: {done} of {total} updates are done. Go on with: "
-            f"capo run --resume {run_dir}"
+            f"No learner is at work in {run_dir}: {done} of {config.updates} updates are done{but}."
+            f" Go on with: capo run --resume {run_dir}"
         )
     return 0
 

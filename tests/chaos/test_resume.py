@@ -189,6 +189,10 @@ def test_two_learners_of_one_run_are_refused(start_fleet):
     second = Forked(fleet.logs / "second.log", capo, ["learner", "--resume", str(fleet.run_dir)])
     assert second.wait(60) == 2
     assert f"in use by another learner (process {fleet.learner.pid})" in second.text()
+    run = Forked(fleet.logs / "run.log", capo, ["run", "--resume", str(fleet.run_dir)])
+    assert run.wait(60) == 2
+    assert f"in use by another learner (process {fleet.learner.pid})" in run.text()
+    assert not (fleet.run_dir / "logs").exists()  # no actor was started that would have joined it
 
 
 def test_a_run_that_was_begun_is_not_begun_again(start_fleet):

@@ -22,6 +22,13 @@ def test_without_a_learner_it_says_how_far_the_run_came(
     shorter = load("quickstart", ["updates=0"])
     run_file = RunFile.open(tmp_path)
     run_file.set_facts({"config@0": to_json(shorter).decode()})
+    evaluation = run_file.begin_evaluation(0, ["greedy"], ["a", "b"])
+    run_file.close()
+    assert main(["status", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 0 updates are done, the last evaluation is not. Go on with: capo run" in said
+    run_file = RunFile.open(tmp_path)
+    run_file.finish_evaluation(evaluation, b"{}")
     run_file.close()
     assert main(["status", str(tmp_path)]) == 0
     assert "The run is complete" in capsys.readouterr().out
