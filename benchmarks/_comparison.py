@@ -160,8 +160,9 @@ def smoothed(values: Sequence[float], window: int = WINDOW) -> NDArray[np.float6
 def draw(runs: Sequence[Run]) -> Figure:
     """Small multiples: an algorithm's seeds, mean and spread in front of the others' means."""
     names = list(dict.fromkeys(run.algorithm for run in runs))
-    rows = -(-len(names) // COLUMNS)
-    figure, axes = _plots.panels(rows, COLUMNS, width=3.5, height=2.7)
+    columns = min(COLUMNS, len(names))
+    rows = -(-len(names) // columns)
+    figure, axes = _plots.panels(rows, columns, width=3.5, height=2.7)
     curves = {name: _curves([run for run in runs if run.algorithm == name]) for name in names}
     for axis, name in zip(axes.flat, names, strict=False):
         _panel(axis, name, curves)
@@ -169,7 +170,7 @@ def draw(runs: Sequence[Run]) -> Figure:
         axis.axis("off")
     for axis in axes[:, 0]:
         axis.set_ylabel("success while training")
-    for axis in axes[-1]:
+    for axis in axes.flat[max(len(names) - columns, 0) : len(names)]:  # the lowest of each column
         axis.set_xlabel("training episodes")
     return figure
 

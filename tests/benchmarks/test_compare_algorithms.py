@@ -10,6 +10,7 @@ import pytest
 from benchmarks import compare_algorithms
 from benchmarks._comparison import (
     Run,
+    draw,
     is_finished,
     objections,
     read_run,
@@ -215,3 +216,29 @@ def test_an_unknown_algorithm_is_refused_before_anything_starts(
         call(monkeypatch, "--output", str(tmp_path / "new"), "--algorithms", "capo", "gigbo")
     assert "did you mean 'gigpo'" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("algorithms", "columns"), [(1, 1), (2, 2), (4, 3), (6, 3)])
+def test_the_figure_has_a_labelled_panel_per_algorithm_and_no_empty_column(
+    algorithms: int, columns: int
+) -> None:
+    runs = [
+        Run(
+            algorithm=f"method-{number}",
+            seed=0,
+            critic=False,
+            clip=(0.2, 0.2),
+            batch_episodes=8,
+            success=(0.1, 0.2, 0.3),
+            minutes=1.0,
+            before={},
+            after={},
+        )
+        for number in range(algorithms)
+    ]
+    figure = draw(runs)
+    used = [axis for axis in figure.axes if axis.axison]
+    assert len(used) == algorithms
+    assert figure.axes[0].get_gridspec().ncols == columns
+    lowest = [axis for axis in used if axis.get_xlabel()]
+    assert lowest == used[-columns:]  # of each column
