@@ -15,7 +15,8 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) ->
     """Per token, with gradient to `logprobs`; both [N].
 
     k1 = -log r, abs = |k1|, k2 = (log r)^2 / 2, k3 = r - 1 - log r; "k1+" and "k3+" have their
-    value and k2's gradient, which is the unbiased one for the expected KL.
+    value and k2's gradient, which is the unbiased one for the expected KL. k3's is that of the
+    reverse KL, k1's is zero in expectation.
     """
     if logprobs.shape != reference_logprobs.shape:
         raise ValueError(

@@ -23,6 +23,28 @@ def test_never_negative_and_zero_at_equality(name: str) -> None:
     close(kl_estimate(current, current, name), torch.zeros(3))
 
 
+def test_expected_gradients_over_a_small_vocabulary() -> None:
+    """k2's and the straight-through ones are the KL's, k3's the reverse KL's, k1's nothing."""
+    logits = vector([0.3, -0.2, 0.9, 0.0]).requires_grad_()
+    reference = vector([0.0, 0.5, 0.1, -0.4]).log_softmax(0)
+    current = logits.log_softmax(0)
+    probabilities = current.detach().exp()  # the sampled tokens are given
+
+    def gradient(loss: torch.Tensor) -> torch.Tensor:
+        (found,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        return found
+
+    def of_estimator(name: str) -> torch.Tensor:
+        return gradient((probabilities * kl_estimate(current, reference, name)).sum())
+
+    forward = gradient((current.exp() * (current - reference)).sum())
+    reverse = gradient((reference.exp() * (reference - current)).sum())
+    for name in ("k2", "k1+", "k3+"):
+        close(of_estimator(name), forward)
+    close(of_estimator("k3"), reverse)
+    close(of_estimator("k1"), torch.zeros(4, dtype=torch.float64), rtol=0.0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["k1+", "k3+"])
 def test_straight_through_has_one_value_and_k2s_gradient(name: str) -> None:
     current = vector([-1.0, -2.0]).requires_grad_()
