@@ -22,6 +22,7 @@ from capo.envs.api import EnvFactory
 from capo.envs.registry import load_factory
 from capo.launch import libraries
 from capo.launch.diagnosis import stacks_on_sigquit
+from capo.launch.open_files import allow_many_open_files
 from capo.launch.progress import Progress
 from capo.launch.rank import rank_of_environment, serve
 from capo.launch.resumed import resumed_config
@@ -52,6 +53,7 @@ def command(args: argparse.Namespace) -> int:
         run_dir = choose_run_directory(config)
     stop = threading.Event()
     stacks_on_sigquit()
+    allow_many_open_files()
     with _signals(stop):
         return _run(config, run_dir, resume=bool(args.resume), stop=stop)
 

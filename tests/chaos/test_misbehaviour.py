@@ -1,8 +1,13 @@
 """What goes wrong at an actor ends one episode with its own status; the run goes on or says why."""
 
+import contextlib
+import resource
+import socket
+
 import pytest
 
-from tests.chaos.fleet import Fleet
+from tests.chaos.fleet import Fleet, settings
+from tests.chaos.processes import Forked, capo
 
 UPDATES = 3
 SHORT = (f"updates={UPDATES}", "rollout.env_timeout_s=0.5", "scheduler.max_attempts=2")
@@ -116,3 +121,27 @@ def test_too_many_failures_stop_the_run_with_counts_and_the_last_error(start_fle
     assert "Traceback" not in text
     assert actor.process.wait(60) == 0  # sent home, not left to wait
     assert "the run ended: 9 of the last 9 episodes failed" in actor.process.text()
+
+
+def capo_with_few_files(arguments: list[str]) -> int:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (96, most))
+    return capo(arguments)
+
+
+def test_strangers_that_connect_and_say_nothing_do_not_use_up_the_learners_files(start_fleet):
+    fleet = start_fleet(f"updates={UPDATES}")
+    fleet.learner.wait_for("listens")
+    fleet.learner.kill()
+    fleet.learner = Forked(
+        fleet.logs / "few.log",
+        capo_with_few_files,
+        ["learner", "--resume", str(fleet.run_dir), *settings(f'network.bind="{fleet.address}"')],
+    )
+    fleet.learner.wait_for("listens")
+    host, port = fleet.address.removeprefix("tcp://").split(":")
+    with contextlib.ExitStack() as strangers:
+        for _ in range(150):
+            strangers.enter_context(socket.create_connection((host, int(port)), timeout=5))
+        fleet.add_actor()
+        finish(fleet)
