@@ -10,7 +10,7 @@ from capo.configs.schema import RunConfig, TinyModelConfig
 from capo.protocol.errors import ConfigError
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-_OPTIMIZER_BYTES = 8 + 4  # two fp32 moments and the fp32 gradient, per parameter
+_WEIGHT_BYTES, _GRADIENT_BYTES, _MOMENT_BYTES = 4, 4, 8  # of a learner, in float32 whatever dtype
 _TINY_VOCABULARY = 350  # bytes, and a small world's words with and without a space, about
 
 
@@ -25,11 +25,12 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
         element = _BYTES[config.model.dtype]
         models = 1 + needs_critic(config.algorithm)
         frozen = 1 if needs_reference(config.algorithm) else 0
-        trained_bytes = parameters * models * (element + _OPTIMIZER_BYTES)
-        total = trained_bytes + frozen * parameters * element
+        memory = parameters * _learner_bytes(config, models, frozen)
+        each = f" on each of {learner.ranks} ranks" if learner.ranks > 1 else ""
         yield (
             f"model: {_count(parameters)} parameters in {config.model.dtype}; learner memory "
-            f"{_size(total)} for {models} trained and {frozen} frozen model(s), without activations"
+            f"{_size(memory)}{each} for {models} trained and {frozen} frozen model(s), without "
+            "activations"
         )
         length, episodes = config.model.max_length, config.rollout.concurrency
         yield (
@@ -60,6 +61,15 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
             f"to {groups} before an update takes them as they are"
         )
     yield f"actors: {config.actors} on this machine under `capo run`, any number attached later"
+
+
+def _learner_bytes(config: RunConfig, trained: int, frozen: int) -> float:
+    """Per parameter of one model, on one rank: ZeRO's stages share out more and more of it."""
+    ranks, stage = config.learner.ranks, config.learner.zero_stage
+    moments = _MOMENT_BYTES / (ranks if stage >= 1 else 1)
+    gradients = _GRADIENT_BYTES / (ranks if stage >= 2 else 1)
+    weights = _WEIGHT_BYTES / (ranks if stage == 3 else 1)
+    return trained * (moments + gradients + weights) + frozen * weights
 
 
 def _model_shape(config: RunConfig) -> tuple[int, int] | None:

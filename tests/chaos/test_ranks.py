@@ -35,6 +35,13 @@ def gone(pid: int, limit_s: float = 10.0) -> bool:
     return not alive(pid)
 
 
+def replay(fleet, update: int, *overrides: str) -> str:
+    command = ["replay", str(fleet.run_dir), "--update", str(update), *settings(*overrides)]
+    process = Forked(fleet.logs / f"replay-{update}{len(overrides)}.log", capo, command)
+    assert process.wait(120) == 0, process.tail()
+    return process.text()
+
+
 @pytest.mark.parametrize("zero_stage", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_two_ranks_train_together_and_replay_gives_the_same_bits(start_fleet, zero_stage):
     fleet = start_fleet("learner.ranks=2", f"learner.zero_stage={zero_stage}")
@@ -44,14 +51,9 @@ def test_two_ranks_train_together_and_replay_gives_the_same_bits(start_fleet, ze
     fleet.learner.signal(signal.SIGINT)
     assert fleet.learner.wait(60) == 130
     assert gone(rank)
-    for update in (0, 2):
-        replayed = Forked(
-            fleet.logs / f"replay-{update}.log",
-            capo,
-            ["replay", str(fleet.run_dir), "--update", str(update)],
-        )
-        assert replayed.wait(120) == 0, replayed.tail()
-        assert "bit for bit" in replayed.text()
+    assert "bit for bit" in replay(fleet, 0)
+    assert "bit for bit" in replay(fleet, 2)
+    assert "algorithm.clip=0.2" in replay(fleet, 2, "algorithm.clip=0.2")
 
 
 def test_a_learner_that_loses_a_rank_says_which_and_a_resume_goes_on(start_fleet):
