@@ -19,6 +19,7 @@ from pathlib import Path
 from capo.learner.run_schema import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, TABLES
 from capo.protocol.errors import RunFileError, StorageFullError
 
+LOCK_NAME = "run.lock"
 PAGE_BYTES = 16384  # a step of ~1,500 prompt tokens fits; measured with benchmarks/ingest.py
 CHECKPOINT_PAGES = 4096  # of the log, before it is folded into the database: 64 MiB
 FULL_DISK_BYTES = 1 << 20  # an I/O error with less room than this is a full disk
@@ -99,7 +100,7 @@ def query(path: Path) -> Iterator[None]:
 
 def lock(path: Path) -> int:
     """Take the run for this process; returns a descriptor that holds it until closed or death."""
-    descriptor = os.open(path.with_name("run.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path.with_name(LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -112,6 +113,14 @@ def lock(path: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
+
+
+def holds_lock(path: Path, descriptor: int) -> bool:
+    """Whether the lock that others would try is still the one that `descriptor` holds."""
+    try:
+        return os.path.samestat(os.stat(path.with_name(LOCK_NAME)), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _writable(path: Path) -> sqlite3.Connection:

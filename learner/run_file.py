@@ -42,6 +42,7 @@ class RunFile:
         self.path = path
         self._connection = connection
         self._descriptor = descriptor
+        self._file = os.stat(path)
         self._clock = clock
         self._lock = threading.Lock()
         with run_database.query(path):
@@ -171,8 +172,10 @@ class RunFile:
         """The update that starts from policy `version` takes these episodes, in this order; with
         `facts` that change with it.
 
-        Taking the same again (after a crash) is no change; taking others raises RunFileError.
+        Taking the same again (after a crash) is no change; taking others raises RunFileError, and
+        so does a run whose folder was moved or removed, or that another learner took.
         """
+        self._require_place()
         now = self._clock()
         encoded = msgspec.json.encode(list(episode_ids)).decode()
         with self._transaction(synced=True) as connection:
@@ -255,6 +258,22 @@ class RunFile:
         """Add or replace rows of the `run` table."""
         with self._transaction(synced=True) as connection:
             _store_facts(connection, facts)
+
+    def _require_place(self) -> None:
+        """What is written after the file lost its name could never be resumed."""
+        try:
+            in_place = os.path.samestat(os.stat(self.path), self._file)
+        except FileNotFoundError:
+            in_place = False
+        if not in_place:
+            raise RunFileError(
+                f"{self.path} is not there any more: the folder of a run that goes on was moved or "
+                f"removed; resume it where it is now."
+            )
+        if not run_database.holds_lock(self.path, self._descriptor):  # somebody removed it
+            descriptor = run_database.lock(self.path)
+            os.close(self._descriptor)
+            self._descriptor = descriptor
 
     @contextlib.contextmanager
     def _transaction(self, *, synced: bool) -> Iterator[Connection]:

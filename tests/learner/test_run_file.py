@@ -325,6 +325,38 @@ def test_two_learners_cannot_write_one_run(run_file):
         RunFile.open(run_file.path.parent)
 
 
+@pytest.mark.parametrize("end", ["moved", "removed", "replaced"])
+def test_a_run_whose_folder_is_gone_does_not_go_on_into_nothing(tmp_path, end):
+    folder = tmp_path / "run"
+    run_file = new_run(folder)
+    run_file.begin_update(0, [])
+    folder.rename(tmp_path / "elsewhere")
+    if end == "removed":
+        shutil.rmtree(tmp_path / "elsewhere")
+    elif end == "replaced":
+        new_run(folder).close()
+    with pytest.raises(RunFileError, match="is not there any more: the folder of a run"):
+        run_file.begin_update(1, [])
+    run_file.close()
+
+
+def test_a_lock_that_somebody_removed_is_taken_again(run_file):
+    lock = run_file.path.with_name("run.lock")
+    lock.unlink()
+    run_file.begin_update(0, [])
+    with pytest.raises(RunFileError, match=f"another learner .process {os.getpid()}"):
+        RunFile.open(run_file.path.parent)
+
+
+def test_a_learner_whose_run_another_one_took_ends(run_file):
+    run_file.path.with_name("run.lock").unlink()
+    other = RunFile.open(run_file.path.parent)
+    with pytest.raises(RunFileError, match="in use by another learner"):
+        run_file.begin_update(0, [])
+    other.begin_update(0, [])
+    other.close()
+
+
 def test_readers_read_while_the_writer_writes(tmp_path):
     """A reader in another process never waits, never fails, and sees whole deliveries only."""
     run_file = new_run(tmp_path)
