@@ -66,12 +66,15 @@ class Progress:
             _number(metrics, "policy/mu", "{:.1e}"),
             _number(metrics, "system/tokens_per_s", "{:,.0f}"),
             _number(metrics, "staleness/mean", "{:.1f}"),
-            _number(metrics, "time/wait_s", "{:.2f} s"),
-            _number(metrics, "time/update_s", "{:.2f} s"),
-            _number(metrics, "time/sync_s", "{:.2f} s"),
+            _seconds(metrics, "time/wait_s"),
+            _seconds(metrics, "time/update_s"),
+            _seconds(metrics, "time/sync_s"),
             _number(metrics, "actors/busy_fraction", "{:.0%}"),
         )
-        widths = [width for _, width in _COLUMNS]
+        # A cell that is too wide moves the rest of its row, but never touches its neighbour.
+        widths = [
+            max(width, len(cell) + 1) for cell, (_, width) in zip(cells, _COLUMNS, strict=True)
+        ]
         self.note("".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -95,3 +98,14 @@ class Progress:
 
 def _number(metrics: Mapping[str, float], name: str, form: str) -> str:
     return form.format(metrics[name]) if name in metrics else "-"
+
+
+def _seconds(metrics: Mapping[str, float], name: str) -> str:
+    """Three digits of a time."""
+    if name not in metrics:
+        return "-"
+    seconds = metrics[name]
+    if seconds >= 999.5:
+        return f"{seconds / 60:,.0f} min"
+    digits = 2 if seconds < 9.995 else 1 if seconds < 99.95 else 0
+    return f"{seconds:.{digits}f} s"
