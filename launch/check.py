@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from capo.configs import algorithms
+from capo.configs.algorithm_text import algorithm_lines
 from capo.configs.load import load
 from capo.configs.schema import RunConfig
 from capo.configs.toml import toml_lines
@@ -21,7 +21,7 @@ def command(args: argparse.Namespace) -> int:
         check_options(config)
     print("\n".join(toml_lines(config)))
     print("\n# algorithm")
-    print("\n".join(f"#   {line}" for line in algorithms.describe(config.algorithm)))
+    print("\n".join(f"#   {line}" for line in algorithm_lines(config.algorithm)))
     print("\n# plan")
     print("\n".join(f"#   {line}" for line in plan_lines(config)))
     return 0
