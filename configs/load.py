@@ -66,6 +66,20 @@ def from_raw(raw: dict[str, Any], origin: str) -> RunConfig:
     return config
 
 
+def to_raw(config: RunConfig) -> dict[str, Any]:
+    """What `from_raw` reads back as `config`: every key is stated but those that are None, since
+    TOML has no null."""
+    return _without_none(msgspec.to_builtins(config))
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
 def _fill_in(config: RunConfig, algorithm: AlgorithmConfig) -> RunConfig:
     """With the resolved algorithm, and with what it decides where the file left it open."""
     scheduler, rollout = config.scheduler, config.rollout

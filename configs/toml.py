@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 
+from capo.configs.load import to_raw
 from capo.configs.schema import RunConfig
 
 
 def toml_lines(config: RunConfig) -> Iterator[str]:
-    tables = msgspec.to_builtins(config)
+    tables = to_raw(config)
     yield from _assignments(tables)
     yield from _tables(tables, "")
 
@@ -26,7 +27,7 @@ def _tables(table: dict[str, Any], prefix: str) -> Iterator[str]:
 
 def _assignments(table: dict[str, Any]) -> Iterator[str]:
     for key, value in table.items():
-        if value is not None and not isinstance(value, dict):
+        if not isinstance(value, dict):
             yield f"{key} = {_value(value)}"
 
 

@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from capo.configs.load import apply_override, from_raw
+from capo.configs.load import apply_override, from_raw, to_raw
 from capo.configs.schema import RunConfig
 from capo.launch.run_directory import config_of
 from capo.protocol.errors import ConfigError
@@ -16,7 +13,7 @@ MAY_CHANGE = ("network.", "checkpoint.", "updates=", "actors=", "run_dir=")
 
 def resumed_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     """Raises ConfigError for an override that would make it another run."""
-    raw = msgspec.to_builtins(config_of(run_dir))
+    raw = to_raw(config_of(run_dir))
     for assignment in overrides:
         if not assignment.startswith(MAY_CHANGE):
             raise ConfigError(
@@ -24,13 +21,4 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
                 "network, checkpoint, updates and actors may change."
             )
         apply_override(raw, assignment)
-    return from_raw(_without_none(raw), str(run_dir))
-
-
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no null, so neither has what `from_raw` reads."""
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if value is not None
-    }
+    return from_raw(raw, str(run_dir))

@@ -9,9 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
-from capo.configs.load import InvalidConfigError, apply_override, from_raw
+from capo.configs.load import InvalidConfigError, apply_override, from_raw, to_raw
 from capo.configs.schema import RunConfig
 from capo.learner import results
 from capo.learner.checkpoint import Checkpoints
@@ -98,12 +96,9 @@ def _repeat(
 def overridden(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
     """The configuration with `algorithm.*` and `learner.*` values changed, all rules applied.
 
-    A recorded configuration states every key, so what stands for several keys is taken apart here.
+    Raises ConfigError for any other key, and for what the rules forbid.
     """
-    raw = {
-        table: _without_none(values) if isinstance(values, dict) else values
-        for table, values in _without_none(msgspec.to_builtins(config)).items()
-    }
+    raw = to_raw(config)
     for assignment in assignments:
         key, _, value = assignment.partition("=")
         if not key.startswith(("algorithm", "learner.")) or key in FIXED:
@@ -112,7 +107,7 @@ def overridden(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
                 "batch_episodes, ranks and zero_stage: the batch is the recorded one, and so is "
                 "the optimizers' state in the checkpoint."
             )
-        if key in ("algorithm", "algorithm.preset"):
+        if key in ("algorithm", "algorithm.preset"):  # else the recorded keys would outweigh it
             raw["algorithm"] = {"preset": value.strip()}
         else:
             apply_override(raw, assignment)
@@ -158,7 +153,3 @@ def _with_config(
         other = open_trainer(config, model, orders)
         other.load(Path(folder))
     return other
-
-
-def _without_none(table: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in table.items() if value is not None}
