@@ -29,7 +29,7 @@ class GymnasiumOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     action_names: tuple[str, ...] = ()  # of a Discrete space, in order; otherwise numbers
     max_turns: int = 100  # answers in all, also those that are no action
     invalid_penalty: float = 0.0  # subtracted for an answer that is no action
-    success_info: str = ""  # what of `info` says at the end that it is solved
+    success_info: str = ""  # what of `info` says at the end that it is solved; cut off without: not
     success_return: float = 0.0  # without success_info: solved is a return above this
     train_tasks: int = 10_000
     valid_tasks: int = 200
@@ -48,19 +48,23 @@ class GymnasiumEnv:
         self._space = self._env.action_space
         try:
             self._what_to_say = describe(self._space, options.action_names)
+            self._require_text_rendering()
         except ValueError as error:
             self.close()
-            raise ConfigError(f"environment.options.action_names: {error}") from error
+            raise ConfigError(f"environment.options: {options.id}: {error}") from error
         self._turns = 0
         self._return = 0.0
+        self._info: dict[str, Any] = {}  # what the last step that was an action said
+        self._state = ""  # as it was last shown
 
     def reset(self, task: Task, seed: int) -> Observation:
         """All members of a group begin alike, and meet the same chance, by the task's seed;
         `seed` changes nothing."""
-        observation, _ = self._env.reset(seed=int(task.payload))
+        observation, self._info = self._env.reset(seed=int(task.payload))
         self._turns, self._return = 0, 0.0
         system = "\n".join(filter(None, (self._options.instructions, self._what_to_say)))
-        return self._observe(self._shown(observation), Message("system", system))
+        self._state = self._shown(observation)
+        return self._observe(self._state, Message("system", system))
 
     def step(self, action: Action) -> Transition:
         """An answer that is no action costs a turn and leaves the environment as it is."""
@@ -74,33 +78,44 @@ class GymnasiumEnv:
                 reward=-self._options.invalid_penalty,
                 terminated=False,
                 truncated=late,
+                outcome=float(late and self._solved(terminated=False)),
                 info={"invalid": 1.0},
             )
-        observation, reward, terminated, truncated, info = self._env.step(chosen)
+        observation, reward, terminated, truncated, self._info = self._env.step(chosen)
         self._return += float(reward)
+        self._state = self._shown(observation)
         ended = terminated or truncated or late
         return Transition(
-            observation=self._observe(self._shown(observation)),
+            observation=self._observe(self._state),
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated or late) and not terminated,
-            outcome=float(ended and self._solved(info)),
+            outcome=float(ended and self._solved(terminated=bool(terminated))),
             info={"invalid": 0.0},
         )
 
     def close(self) -> None:
         self._env.close()
 
-    def _solved(self, info: dict[str, Any]) -> bool:
-        key = self._options.success_info
+    def _solved(self, *, terminated: bool) -> bool:
+        """An environment that was cut off may not know that this was the end."""
+        key, info = self._options.success_info, self._info
         if not key:
             return self._return > self._options.success_return
-        if key not in info:
+        if terminated and key not in info:
             raise EnvError(
                 f"{self._options.id} ended without {key!r} in its info, which has "
-                f"{', '.join(sorted(info)) or 'nothing'}; see environment.options.success_info"
+                f"{', '.join(map(str, info)) or 'nothing'}; see environment.options.success_info"
             )
-        return bool(info[key])
+        return bool(info.get(key, False))
+
+    def _require_text_rendering(self) -> None:
+        mode, modes = self._env.render_mode, self._env.metadata.get("render_modes", [])
+        if self._options.shown == "render" and (mode is None or mode not in modes):
+            raise ValueError(
+                f"it cannot render in mode {mode!r}, only in {list(modes)}; set shown = "
+                '"observation"'
+            )
 
     def _shown(self, observation: Any) -> str:
         if self._options.shown == "observation":
@@ -111,7 +126,7 @@ class GymnasiumEnv:
         return show_rendered(rendered)
 
     def _observe(self, text: str, *before: Message) -> Observation:
-        return Observation(messages=(*before, Message("user", text)), state_key=text)
+        return Observation(messages=(*before, Message("user", text)), state_key=self._state)
 
 
 class GymnasiumFactory:

@@ -34,8 +34,10 @@ def show_rendered(text: str) -> str:
 def describe(space: spaces.Space[Any], names: Sequence[str] = ()) -> str:
     """One sentence on what an action is. `names` are of a Discrete space's actions, in order.
 
-    Raises ValueError if `names` do not fit the space.
+    Raises ValueError if `names` do not fit the space, or no text can be an action of it.
     """
+    if (unreadable := _unreadable(space)) is not None:
+        raise ValueError(f"no answer can be an action of {unreadable}")
     if names:
         if not isinstance(space, spaces.Discrete) or space.n != len(names):
             raise ValueError(f"{len(names)} names of actions do not fit the action space {space}")
@@ -52,10 +54,14 @@ def describe(space: spaces.Space[Any], names: Sequence[str] = ()) -> str:
 
 def read_action(space: spaces.Space[Any], text: str, names: Sequence[str] = ()) -> Any:
     """The action in an agent's answer: all of it, or what stands between <action> and </action>.
+    What stands before the last </think> is thought, not said.
 
     Raises ValueError, with a sentence for the agent, if it is none of `space`.
     """
-    said = (_TAGGED.findall(text) or [text])[-1].strip()
+    spoken = text.rpartition("</think>")[2]
+    if "<think>" in spoken:
+        raise ValueError("The thought was never finished, so there is no action.")
+    said = (_TAGGED.findall(spoken) or [spoken])[-1].strip()
     if isinstance(space, spaces.Text):
         action: Any = said
     elif names:
@@ -107,6 +113,15 @@ def _contains(space: spaces.Space[Any], action: Any) -> bool:
     if isinstance(space, spaces.Tuple):
         return all(_contains(*pair) for pair in zip(space.spaces, action, strict=True))
     return space.contains(action)
+
+
+def _unreadable(space: spaces.Space[Any]) -> spaces.Space[Any] | None:
+    """The first space in `space` whose values are no array of known shape, as Sequence and Graph;
+    None if there is none."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return next((found for one in inner if (found := _unreadable(one)) is not None), None)
+    return space if space.shape is None and not isinstance(space, spaces.Text) else None
 
 
 def _start(space: spaces.Space[Any]) -> int:

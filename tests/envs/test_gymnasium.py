@@ -58,6 +58,13 @@ def test_an_answer_that_is_no_action_costs_a_turn_and_changes_nothing():
     assert not transitions[-1].truncated
 
 
+def test_after_an_answer_that_is_no_action_the_state_is_still_that_of_before():
+    first, transitions = played(factory(id="CartPole-v1"), "x", "1", "x", "y")
+    keys = [one.observation.state_key for one in transitions]
+    assert keys[0] == first.state_key == first.messages[1].content
+    assert keys[1] == keys[2] == keys[3] != keys[0]
+
+
 def test_the_turn_limit_truncates_also_when_nothing_was_an_action():
     _, transitions = played(factory(**LAKE, max_turns=3), "x", "up", "x")
     assert [one.truncated for one in transitions] == [False, False, True]
@@ -100,6 +107,20 @@ def test_without_success_info_solved_is_a_return_above_the_threshold():
     assert played(pole, "1", "0", "1", "0")[1][-1].outcome == 0.0
 
 
+def test_one_that_was_cut_off_is_judged_by_its_return_also_after_no_action():
+    pole = factory(id="CartPole-v1", max_turns=3, success_return=1.0)
+    assert [one.outcome for one in played(pole, "1", "0", "x")[1]] == [0.0, 0.0, 1.0]
+    assert [one.outcome for one in played(pole, "1", "x", "x")[1]] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("limit", [{"max_turns": 2}, {"arguments": {"max_episode_steps": 2}}])
+def test_one_that_was_cut_off_need_not_say_whether_it_is_solved(limit):
+    _, transitions = played(factory(id="CartPole-v1", success_info="won", **limit), "1", "0")
+    assert transitions[-1].truncated
+    assert transitions[-1].outcome == 0.0
+
+
+@pytest.mark.filterwarnings("ignore:.*render_mode='ansi' that is not in")
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -108,6 +129,10 @@ def test_without_success_info_solved_is_a_return_above_the_threshold():
         ({"id": "FrozenLake-v1", "action_names": ["a", "b"]}, "2 names of actions do not fit"),
         ({"id": "FrozenLake-v1", "arguments": {"size": 3}}, "size"),
         ({"id": "FrozenLake-v1", "max_turns": 0}, "max_turns must be positive"),
+        (
+            {"id": "CartPole-v1", "shown": "render"},
+            "cannot render in mode 'ansi', only in .'human'",
+        ),
         ({"id": "FrozenLake-v1", "test_tasks": -1}, "test_tasks is -1"),
         ({"id": "FrozenLake-v1", "shwn": "render"}, "did you mean 'shown'"),
         ({}, "id"),

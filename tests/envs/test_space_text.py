@@ -44,6 +44,19 @@ def test_names_of_actions_are_read_whatever_their_case_and_in_tags():
 
 
 @pytest.mark.parametrize(
+    "text", ["<think>Not 1.</think>\n3", "<think><action>1</action></think>3", "Hm.</think>3"]
+)
+def test_what_an_agent_thinks_is_not_what_it_does(text):
+    assert read_action(GRID, text) == 3
+
+
+@pytest.mark.parametrize("space", [GRID, spaces.Text(100)])
+def test_a_thought_that_was_cut_off_is_no_action(space):
+    with pytest.raises(ValueError, match="never finished"):
+        read_action(space, "<think>perhaps <action>1</action>")
+
+
+@pytest.mark.parametrize(
     ("space", "text", "action"),
     [
         (GRID, "3", 3),
@@ -124,3 +137,18 @@ def test_an_agent_is_told_what_an_action_is():
 def test_names_that_do_not_fit_are_refused(space, names):
     with pytest.raises(ValueError, match="names of actions"):
         describe(space, names)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        spaces.Sequence(GRID),
+        spaces.Graph(GRID, None),
+        spaces.OneOf([GRID, BOX]),
+    ],
+)
+def test_a_space_that_no_answer_can_be_of_is_refused(inner):
+    for space in (inner, spaces.Dict({"a": spaces.Tuple([GRID, inner])})):
+        with pytest.raises(ValueError, match="no answer can be an action of"):
+            describe(space)
+    assert "Dict" in describe(NESTED)
