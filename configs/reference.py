@@ -25,7 +25,8 @@ where it gives one. What an algorithm is composed of: [algorithms.md](algorithms
 `--set algorithm.preset=NAME` keeps what else stands there. `--set algorithm.clip=X` sets both sides
 of the clip range. `--set algorithm.dual_clip=none` switches off what a preset sets, as it does for
 every key of `[algorithm]` whose default is `none`; in a file it is `dual_clip = "none"`.
-`capo check` names the changed keys that nothing reads in the composition.
+`capo check` names the changed keys that nothing reads in the composition; so does a learner at its
+start.
 """
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from capo.configs.algorithm_text import changes_without_effect
 from capo.configs.load import load, to_json
 from capo.configs.schema import RunConfig
 from capo.envs.api import EnvFactory
@@ -51,14 +52,20 @@ def command(args: argparse.Namespace) -> int:
     else:
         config = load(args.config, args.overrides)
         run_dir = choose_run_directory(config)
-    stop = threading.Event()
+    stop, keep_actors = threading.Event(), threading.Event()
     stacks_on_sigquit()
     allow_many_open_files()
-    with _signals(stop):
-        return _run(config, run_dir, resume=bool(args.resume), stop=stop)
+    with _signals(stop, keep_actors):
+        return _run(config, run_dir, bool(args.resume), stop, keep_actors)
 
 
-def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Event) -> int:
+def _run(
+    config: RunConfig,
+    run_dir: Path,
+    resume: bool,
+    stop: threading.Event,
+    keep_actors: threading.Event,
+) -> int:
     libraries.prepare()
     from capo.launch.assemble import assemble
     from capo.launch.outcome import evaluation_line
@@ -71,6 +78,8 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
     if not resume:
         require_unused(run_dir)
     progress = Progress(Console(), config.updates)
+    if silent := changes_without_effect(config.algorithm):
+        progress.note(f"Without effect under this algorithm: {', '.join(silent)} (see capo check).")
     with contextlib.ExitStack() as stack:
         stack.callback(progress.close)
         rank_lost = partial(_end_without, progress, run_dir)
@@ -96,7 +105,10 @@ def _run(config: RunConfig, run_dir: Path, *, resume: bool, stop: threading.Even
             if held_out and config.evaluation.after:
                 evaluate(parts.trainer.version)
         except Stopped:
-            _send_home(parts.service, "the run was stopped", progress, abort=True)
+            if keep_actors.is_set():
+                progress.note("Actors wait with their engines for the run to go on.")
+            else:
+                _send_home(parts.service, "the run was stopped", progress, abort=True)
             progress.note(
                 f"Stopped after update {parts.trainer.version} of {config.updates}; go on with: "
                 f"capo run --resume {run_dir}"
@@ -175,8 +187,10 @@ def _send_home(service: "Service", reason: str, progress: Progress, *, abort: bo
 
 
 @contextlib.contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """First signal: finish what is in progress. Second: at once."""
+def _signals(stop: threading.Event, keep_actors: threading.Event) -> Iterator[None]:
+    """First signal: finish what is in progress. Second: at once. SIGUSR1 is a first one that leaves
+    the actors where they are, for a learner that comes back soon, as under a cluster's scheduler.
+    """
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():
@@ -184,9 +198,12 @@ def _signals(stop: threading.Event) -> Iterator[None]:
                 raise KeyboardInterrupt
             return
         print("Stopping after the update in progress; once more stops at once.", flush=True)
+        if number == signal.SIGUSR1:
+            keep_actors.set()
         stop.set()
 
-    before = {number: signal.signal(number, handle) for number in stop_signals()}
+    numbers = (*stop_signals(), signal.SIGUSR1)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

@@ -16,36 +16,56 @@ _TINY_VOCABULARY = 350  # bytes, and a small world's words with and without a sp
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
     """Sentences for `capo check`, one per thing that a run needs or promises."""
+    yield from _model_lines(config)
+    yield from _update_lines(config)
+    yield from _schedule_lines(config)
+    yield f"actors: {config.actors} on this machine under `capo run`, any number attached later"
+
+
+def _model_lines(config: RunConfig) -> Iterator[str]:
     shape = _model_shape(config)
-    learner, scheduler = config.learner, config.scheduler
     if shape is None:
         yield f"model: {config.model.path} is not on this machine; its size is unknown here"
-    else:
-        parameters, kv_bytes_per_token = shape
-        element = _BYTES[config.model.dtype]
-        models = 1 + needs_critic(config.algorithm)
-        frozen = 1 if needs_reference(config.algorithm) else 0
-        memory = parameters * _learner_bytes(config, models, frozen)
-        each = f" on each of {learner.ranks} ranks" if learner.ranks > 1 else ""
-        yield (
-            f"model: {_count(parameters)} parameters in {config.model.dtype}; learner memory "
-            f"{_size(memory)}{each} for {models} trained and {frozen} frozen model(s), without "
-            "activations"
-        )
-        length, episodes = config.model.max_length, config.rollout.concurrency
-        yield (
-            f"engine: {_size(parameters * element)} weights, {_size(kv_bytes_per_token)} of KV "
-            f"cache a token, {_size(kv_bytes_per_token * length * episodes)} if all {episodes} "
-            f"episodes grew to {length} tokens"
-        )
-        yield f"weight sync: {_size(parameters * element)} to every actor after every update"
-    per_minibatch = learner.batch_episodes // learner.minibatches
+        return
+    parameters, kv_bytes_per_token = shape
+    engine_bytes = parameters * _BYTES[config.model.dtype]
+    models = 1 + needs_critic(config.algorithm)
+    frozen = 1 if needs_reference(config.algorithm) else 0
+    memory = parameters * _learner_bytes(config, models, frozen)
+    ranks = config.learner.ranks
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
     yield (
-        f"update: {learner.batch_episodes} episodes, {learner.minibatches * learner.epochs} "
-        f"optimizer steps of {per_minibatch} episodes, microbatches of at most "
+        f"model: {_count(parameters)} parameters in {config.model.dtype}; learner memory "
+        f"{_size(memory)}{each} for {models} trained and {frozen} frozen model(s), without "
+        "activations"
+    )
+    length, episodes = config.model.max_length, config.rollout.concurrency
+    yield (
+        f"engine: {_size(engine_bytes)} weights, {_size(kv_bytes_per_token)} of KV "
+        f"cache a token, {_size(kv_bytes_per_token * length * episodes)} if all {episodes} "
+        f"episodes grew to {length} tokens"
+    )
+    yield f"weight sync: {_size(engine_bytes)} to every actor after every update"
+
+
+def _update_lines(config: RunConfig) -> Iterator[str]:
+    learner = config.learner
+    steps = learner.minibatches * learner.epochs
+    yield (
+        f"update: {learner.batch_episodes} episodes, {steps} optimizer step(s) of "
+        f"{learner.batch_episodes // learner.minibatches} episodes, microbatches of at most "
         f"{learner.token_budget} tokens"
     )
+    if steps == 1 and config.algorithm.ratio != "behaviour":
+        yield (
+            "ratio: the only step of an update starts from the proximal policy, so every ratio is "
+            "1 and clipping does nothing; more minibatches or epochs give it something to do"
+        )
     yield f"episodes: {config.updates * learner.batch_episodes} in {config.updates} updates"
+
+
+def _schedule_lines(config: RunConfig) -> Iterator[str]:
+    learner, scheduler = config.learner, config.scheduler
     if scheduler.max_staleness == 0:
         yield "schedule: synchronous; rollout and update alternate"
     else:
@@ -60,7 +80,6 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
             f"groups of {scheduler.group_size}: one whose returns are all the same is replaced, up "
             f"to {groups} before an update takes them as they are"
         )
-    yield f"actors: {config.actors} on this machine under `capo run`, any number attached later"
 
 
 def _learner_bytes(config: RunConfig, trained: int, frozen: int) -> float:

@@ -80,6 +80,17 @@ def test_a_learner_does_not_start_over_a_run_that_is_there(tmp_path: Path) -> No
     assert (tmp_path / "run.sqlite").read_bytes() == b"somebody's data"
 
 
+@pytest.mark.parametrize("changed", [[], ["--set", "algorithm.trace_steps=3"]])
+def test_a_learner_says_first_which_changes_nothing_reads(
+    tmp_path: Path, changed: list[str]
+) -> None:
+    (tmp_path / "run.sqlite").write_bytes(b"so that it ends there")
+    done = capo("learner", "quickstart", "--set", f'run_dir="{tmp_path}"', *changed)
+    assert done.returncode == 2
+    expected = "Without effect under this algorithm: trace_steps=3 (see capo check).\n"
+    assert done.stdout == (expected if changed else "")
+
+
 @pytest.mark.parametrize("command", ["status", "report", "eval"])
 def test_a_run_of_a_newer_version_is_told_as_such(tmp_path: Path, command: str) -> None:
     config = to_json(load("quickstart")).replace(b'"seed":', b'"sead":')
@@ -109,7 +120,7 @@ def test_check_prints_the_resolved_configuration_and_the_plan() -> None:
     assert done.returncode == 0, done.stderr
     assert "max_staleness = 0" in done.stdout
     assert "synchronous" in done.stdout
-    assert "optimizer steps" in done.stdout
+    assert "optimizer step(s)" in done.stdout
 
 
 def test_keygen_makes_files_that_only_their_owner_reads(tmp_path: Path) -> None:

@@ -30,3 +30,20 @@ def test_zero_shares_out_more_of_the_memory_with_every_stage():
 
 def test_a_learner_keeps_float32_whatever_the_engines_compute_in():
     assert learner_bytes('model.dtype="bfloat16"') == learner_bytes('model.dtype="float32"')
+
+
+@pytest.mark.parametrize(
+    ("overrides", "idle"),
+    [
+        (["learner.minibatches=1"], True),
+        (["learner.minibatches=1", "algorithm=grpo"], True),
+        (["learner.minibatches=1", "learner.epochs=2"], False),
+        (["learner.minibatches=2"], False),
+        (["learner.minibatches=1", "algorithm=sao"], False),  # against the behaviour policy
+    ],
+)
+def test_it_says_that_clipping_does_nothing_in_the_only_step_of_an_update(
+    overrides: list[str], idle: bool
+):
+    lines = plan_lines(load("quickstart", overrides))
+    assert any("clipping does nothing" in line for line in lines) is idle
