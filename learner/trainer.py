@@ -4,19 +4,16 @@ A saved trainer is complete: loading it and updating gives the same bits as neve
 Nothing is pickled; weights, moments and settings are safetensors and JSON.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from errno import EIO
 from functools import cached_property, partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
-from msgspec import Struct
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -31,22 +28,17 @@ from capo.learner.model import CriticModel, PolicyModel, Precision, freeze, load
 from capo.learner.ranks import join
 from capo.learner.results import UpdateResult
 from capo.learner.segments import ActionSpan, Segment
+from capo.learner.trainer_state import (
+    TrainerState,
+    optimizer_file,
+    read_optimizer,
+    read_state,
+    weights_digest,
+    write_state,
+)
 from capo.learner.update import Models, run_update
 from capo.protocol.errors import CheckpointError
 from capo.protocol.records import IntArray
-
-FORMAT = 1
-
-
-class TrainerState(Struct, frozen=True, kw_only=True):
-    """`trainer.json` of a checkpoint: what must agree before the tensors are worth reading."""
-
-    format: int
-    version: int
-    zero_stage: int
-    world_size: int
-    has_critic: bool
-    reference_digest: str
 
 
 class Trainer:
@@ -177,20 +169,25 @@ class Trainer:
     def _save_state(self, folder: Path) -> None:
         """What this rank alone has: its part of the optimizers."""
         for name, engine in self._engines():
-            path = self._state_file(folder, name)
+            path = optimizer_file(folder, name, self._ranks)
             path.parent.mkdir(exist_ok=True)
             tensors = {key: value.cpu().contiguous() for key, value in engine.state().items()}
             save_file(tensors, path)
         if self._ranks.rank == 0:
-            state = TrainerState(
-                format=FORMAT,
-                version=self.version,
-                zero_stage=self._config.learner.zero_stage,
-                world_size=self._ranks.world_size,
-                has_critic=self._models.critic is not None,
-                reference_digest=self._reference_digest,
-            )
-            (folder / "trainer.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+            write_state(folder, self._state())
+
+    def _state(self) -> TrainerState:
+        return TrainerState(
+            version=self.version,
+            zero_stage=self._config.learner.zero_stage,
+            world_size=self._ranks.world_size,
+            has_critic=self._models.critic is not None,
+            reference_digest=self._reference_digest,
+        )
+
+    @cached_property
+    def _reference_digest(self) -> str:
+        return weights_digest(self._policy_dir)
 
     def _load_policy(self, *, trained: bool) -> PolicyModel:
         return load_policy(
@@ -231,53 +228,18 @@ class Trainer:
         if self._models.critic is not None:
             yield "critic", self._models.critic
 
-    def _state_file(self, folder: Path, name: str) -> Path:
-        rank = f"{self._ranks.rank}-of-{self._ranks.world_size}"
-        return folder / "optimizer" / f"{name}-rank-{rank}.safetensors"
-
     def _read(self, folder: Path) -> tuple[int, dict[str, dict[str, Tensor]]]:
         """The version of a checkpoint, and the tensors of this rank by the engine they are of."""
-        state = self._read_state(folder)
-        try:
-            tensors = {
-                name: load_file(self._state_file(folder, name)) for name, _ in self._engines()
-            }
-            for name, engine in self._engines():
+        version = read_state(folder, self._state()).version
+        tensors = {name: read_optimizer(folder, name, self._ranks) for name, _ in self._engines()}
+        for name, engine in self._engines():
+            try:
                 engine.check_state(tensors[name])
-        except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint {folder} cannot be loaded: {error}") from error
-        return state.version, tensors
-
-    def _read_state(self, folder: Path) -> TrainerState:
-        try:
-            state = msgspec.json.decode((folder / "trainer.json").read_bytes(), type=TrainerState)
-        except (OSError, msgspec.DecodeError) as error:
-            raise CheckpointError(f"{folder} is not a complete checkpoint: {error}") from error
-        here = {
-            "format": FORMAT,
-            "zero_stage": self._config.learner.zero_stage,
-            "world_size": self._ranks.world_size,
-            "has_critic": self._models.critic is not None,
-            "reference_digest": self._reference_digest,
-        }
-        for field, expected in here.items():
-            found = getattr(state, field)
-            if found != expected:
+            except ValueError as error:
                 raise CheckpointError(
-                    f"the checkpoint {folder} was written with {field}={found}, but this run has "
-                    f"{expected}; resume it with the configuration it was trained with"
-                )
-        return state
-
-    @cached_property
-    def _reference_digest(self) -> str:
-        """Of the folder's weight files: the policy that the KL term and version 0 refer to."""
-        digest = hashlib.sha256()
-        for path in sorted(self._policy_dir.glob("*.safetensors")):
-            with path.open("rb") as file:
-                digest.update(path.name.encode())
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+                    f"the checkpoint {folder} cannot be loaded: {error}"
+                ) from error
+        return version, tensors
 
 
 def _tried(write: Callable[[], None]) -> OSError | SafetensorError | None:
