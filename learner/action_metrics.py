@@ -109,7 +109,8 @@ def variance_slope(centred_sums: Floats, lengths: Integers | Floats) -> float | 
 
 
 def effective_sample_size(weights: Floats) -> float | None:
-    """(sum w)^2 / (n sum w^2) in (0, 1]; None without weight."""
+    """(sum w)^2 / (n sum w^2) of n weights: 1 when all are equal, 1/n when one has it all; None
+    where nothing has any."""
     squares = float((weights * weights).sum()) * len(weights)
     return float(weights.sum()) ** 2 / squares if squares > 0 else None
 

@@ -183,11 +183,5 @@ def entropy_normalised_kept(
     return squares / (entropies + 1e-6) <= tau
 
 
-def effective_sample_size(weights: Tensor) -> float:
-    """(sum w)^2 / (U sum w^2) of U weights: 1 when all are equal, 1/U when one has it all."""
-    squares = weights.square().sum() * weights.numel()
-    return float(weights.sum().square() / squares) if squares > 0 else 0.0
-
-
 def _any(flags: Tensor, action_of_token: Tensor, num_actions: int) -> Tensor:
     return action_sums(flags.to(torch.float32), action_of_token, num_actions) > 0

@@ -80,11 +80,6 @@ def group_means(scores: Tensor, group_of_row: Tensor) -> Tensor:
     return groups.mean(scores)[groups.row]
 
 
-def group_sizes(group_of_row: Tensor) -> Tensor:
-    """Each row's group size -> int64 [R]."""
-    return _Groups(group_of_row).row_sizes
-
-
 def dense_ids(keys: list[tuple[int | str, ...]]) -> Tensor:
     """Equal keys to equal numbers, in order of appearance -> int64 [R]."""
     seen: dict[tuple[int | str, ...], int] = {}

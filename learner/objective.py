@@ -12,7 +12,7 @@ from torch import Tensor
 from capo.configs.algorithms import AlgorithmConfig
 from capo.learner import aggregation
 from capo.learner.kl import kl_estimate
-from capo.learner.policy_inputs import PolicyInputs as PolicyInputs
+from capo.learner.policy_inputs import PolicyInputs
 from capo.learner.ragged import action_means, action_sums
 from capo.learner.surrogate import (
     is_centred,

@@ -107,12 +107,9 @@ class Scheduler:
 
     # For the server's side
 
-    def grant(self, actor_id: str, slots: int) -> list[Lease]:
-        """Up to `slots` leases for this actor; they are in the run file when this returns."""
-        return self.deal({actor_id: slots}).get(actor_id, [])
-
     def deal(self, free: Mapping[str, int]) -> dict[str, list[Lease]]:
-        """Leases for several actors at once, evenly: the next one goes to the freest.
+        """Leases for actors with so many free slots, evenly: the next one goes to the freest. They
+        are in the run file when this returns.
 
         Raises StorageFullError if they cannot be written down; then nothing was handed out.
         """

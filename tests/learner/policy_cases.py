@@ -9,13 +9,13 @@ from torch import Tensor
 from capo.configs.algorithms import AlgorithmConfig
 from capo.learner.behaviour import correct_behaviour
 from capo.learner.objective import (
-    PolicyInputs,
     PolicyLoss,
     Statistics,
     minibatch_statistics,
     policy_divisor,
     policy_loss,
 )
+from capo.learner.policy_inputs import PolicyInputs
 
 
 def policy_inputs(

@@ -10,6 +10,7 @@ from capo.learner.action_metrics import (
     ActionTable,
     action_metrics,
     bin_labels,
+    effective_sample_size,
     explained_variance,
     length_labels,
     variance_slope,
@@ -169,6 +170,12 @@ def test_weights() -> None:
     assert found["weight/dropped_actions"] == 0.25
     assert found["weight/effective_sample_size"] == pytest.approx(16 / (4 * 6))
     assert found["weight/p99"] == pytest.approx(1.97)
+
+
+def test_the_effective_sample_size_is_the_fraction_of_the_weights_that_count() -> None:
+    assert effective_sample_size(np.ones(7)) == pytest.approx(1.0)
+    assert effective_sample_size(np.array([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
+    assert effective_sample_size(np.zeros(3)) is None
 
 
 def test_explained_variance_overall_per_turn_and_per_staleness() -> None:

@@ -144,12 +144,6 @@ def test_rejection_by_divergence(scope: str, estimator: str) -> None:
     assert found.tolist() == expected
 
 
-def test_effective_sample_size() -> None:
-    assert behaviour.effective_sample_size(torch.ones(7)) == pytest.approx(1.0)
-    assert behaviour.effective_sample_size(vector([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
-    assert behaviour.effective_sample_size(torch.zeros(3)) == 0.0
-
-
 def test_everything_is_detached() -> None:
     proximal = PROXIMAL.clone().requires_grad_()
     found = behaviour.correct_behaviour(proximal, SAMPLED, INDEX, 3, resolve("capo"))

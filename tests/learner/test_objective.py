@@ -11,12 +11,8 @@ from torch import Tensor
 
 from capo.configs.algorithms import needs_logprob_statistics, resolve
 from capo.configs.presets import PRESETS
-from capo.learner.objective import (
-    PolicyInputs,
-    minibatch_statistics,
-    policy_divisor,
-    policy_loss,
-)
+from capo.learner.objective import minibatch_statistics, policy_divisor, policy_loss
+from capo.learner.policy_inputs import PolicyInputs
 from tests import oracles
 from tests.learner.policy_cases import Case, policy_inputs, run
 from tests.recorded import close, vector

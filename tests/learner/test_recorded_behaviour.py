@@ -8,6 +8,7 @@ from torch import Tensor
 
 from capo.configs.algorithms import resolve
 from capo.learner import behaviour
+from capo.learner.action_metrics import effective_sample_size
 from capo.learner.aggregation import divisor, token_shares
 from capo.learner.kl import kl_estimate, mismatch
 from capo.learner.proximal import approximate_proximal
@@ -89,7 +90,7 @@ def test_rollout_correction(case: dict[str, Any]) -> None:
         spoken = rows.lengths > 0 if scope == "seq" else torch.ones_like(kept)
         effective = weights * kept
         per_token = effective if scope == "token" else effective[index]
-        size = behaviour.effective_sample_size(per_token)
+        size = effective_sample_size(per_token.numpy())
         close(size, metrics["rollout_is_eff_sample_size"], **FP32_WEIGHTS)
         if normalise:
             effective = behaviour.normalised(weights[spoken], kept[spoken]) * kept[spoken]

@@ -8,7 +8,7 @@ import torch
 
 from capo.configs.algorithms import AlgorithmConfig, resolve
 from capo.learner import aggregation, clipping, ratios
-from capo.learner.behaviour import effective_sample_size
+from capo.learner.action_metrics import effective_sample_size
 from capo.learner.objective import clip_bias_scale
 from capo.learner.ragged import action_sums
 from tests.learner.policy_cases import policy_inputs, run
@@ -87,7 +87,7 @@ def test_asynchronous_capo(case: dict[str, Any]) -> None:
         close(statistics.mu, expected["mu"])
         close(loss.log_ratio.exp(), expected["ratio"])
         assert inputs.action_kept.tolist() == expected["keep"]
-        close(effective_sample_size(inputs.action_weights), expected["ess"])
+        close(effective_sample_size(inputs.action_weights.numpy()), expected["ess"])
         kept = rows.flat(expected["kept_tokens"])
         close(
             loss.z_sum,

@@ -546,7 +546,7 @@ def test_a_run_that_crashed_before_its_first_checkpoint_goes_on(make_world):
 def test_opening_a_new_run_creates_its_scheduler(tmp_path):
     run_file = new_run(tmp_path)
     opened = Scheduler.open(rules(), [task(0)], run_file, 0)
-    assert [lease.episode_id for lease in opened.grant("ann", 1)] == ["t00000000.1"]
+    assert [lease.episode_id for lease in opened.deal({"ann": 1})["ann"]] == ["t00000000.1"]
     run_file.close()
 
 
