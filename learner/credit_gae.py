@@ -32,7 +32,7 @@ def gae(
     delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lambda A_{t+1}; return A_t + V_t.
     """
     following = following_values(values, sequence_of_step, tails)
-    deltas = rewards + gamma * following - values
+    deltas = td_errors(rewards, values, following, gamma)
     advantages = backward_scan(deltas, _inner(gamma * lam, sequence_of_step, values))
     return Credit(advantages, advantages + values)
 
@@ -66,14 +66,13 @@ def vtrace(
     """
     following = following_values(values, sequence_of_step, tails)
     weights = _step_weights(log_weights, values)
-    deltas = rewards + gamma * following - values
     corrections = backward_scan(
-        weights.clamp(max=rho_cap) * deltas,
+        weights.clamp(max=rho_cap) * td_errors(rewards, values, following, gamma),
         _inner(gamma * lam, sequence_of_step, values) * weights.clamp(max=c_cap),
     )
     targets = values + corrections
     after = following_values(targets, sequence_of_step, tails)
-    return Credit(rewards + gamma * after - values, targets)
+    return Credit(td_errors(rewards, values, after, gamma), targets)
 
 
 def brace(
@@ -96,7 +95,7 @@ def brace(
     """
     following = following_values(values, sequence_of_step, tails)
     weights = _step_weights(log_weights, values)
-    corrections = weights.clamp(max=rho_cap) * (rewards + gamma * following - values)
+    corrections = weights.clamp(max=rho_cap) * td_errors(rewards, values, following, gamma)
     traces = gamma * weights.clamp(max=c_cap)
     targets = discounted_returns(rewards, sequence_of_step, tails, gamma)
     longest = int(torch.bincount(sequence_of_step).max()) if len(sequence_of_step) else 0
@@ -104,7 +103,12 @@ def brace(
         after = following_values(targets, sequence_of_step, tails)
         targets = values + corrections + traces * (after - following)
     after = following_values(targets, sequence_of_step, tails)
-    return Credit(rewards + gamma * after - values, targets)
+    return Credit(td_errors(rewards, values, after, gamma), targets)
+
+
+def td_errors(rewards: Tensor, values: Tensor, following: Tensor, gamma: float) -> Tensor:
+    """r_t + gamma V'_{t+1} - V_t -> [T], with `following` [T] the V'_{t+1}."""
+    return rewards + gamma * following - values
 
 
 def following_values(values: Tensor, sequence_of_step: Tensor, tails: Tensor) -> Tensor:
@@ -124,7 +128,8 @@ def is_last(sequence_of_step: Tensor) -> Tensor:
 
 
 def backward_scan(terms: Tensor, decays: Tensor) -> Tensor:
-    """x_t = terms_t + decays_t x_{t+1} from the end -> [T]; a decay of 0 starts a sequence anew."""
+    """x_t = terms_t + decays_t x_{t+1} from the end -> [T]; a decay of 0 keeps the
+    sequence after this step out."""
     carry = 0.0
     found = []
     for term, decay in zip(reversed(terms.tolist()), reversed(decays.tolist()), strict=True):

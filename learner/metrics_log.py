@@ -1,15 +1,14 @@
 """The metrics of every update, twice: RUN/metrics.jsonl for programs, RUN/tensorboard for people.
 
 A line is one JSON object with `version` (of the policy that the update made) and `time`. What is
-not finite is null. The run file has the same numbers: a resumed run writes the lines up to its
-checkpoint anew from there, whatever became of the file, and the later ones when it is there again.
+not finite is null. The run file has the same numbers: a resumed run first rewrites the lines up to
+its checkpoint from it, whatever became of the file, and appends the later ones as it repeats them.
 """
 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -39,18 +38,13 @@ class MetricsLog:
     def __enter__(self) -> "MetricsLog":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, version: int, metrics: Mapping[str, float]) -> None:
         """The update that made policy `version`; readers see the line when this returns.
 
-        Raises StorageFullError when there is no room; call it again then, nothing is doubled.
+        Raises StorageFullError when there is no room; call it again then, nothing is written twice.
         """
         now = self._clock()
         if version > self._written:

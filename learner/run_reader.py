@@ -7,7 +7,6 @@ arrays. What does not fit its record was damaged: every method raises RunFileErr
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
@@ -61,12 +60,7 @@ class RunReader:
     def __enter__(self) -> "RunReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
