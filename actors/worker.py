@@ -98,12 +98,24 @@ class Worker:
             self._episodes.abort()
 
     async def run(
-        self, address: str, keys: ActorKeys | None = None, patience_s: float = float("inf")
+        self,
+        address: str,
+        keys: ActorKeys | None = None,
+        patience_s: float = float("inf"),
+        locate: Callable[[], str] | None = None,
     ) -> None:
-        """Returns after a drain; raises a CapoError that says what ended this actor otherwise."""
+        """Returns after a drain; raises a CapoError that says what ended this actor otherwise.
+
+        `locate` is asked for the address before every new connection, where it may change.
+        """
         self._wait_for(f"the learner at {address}")
         self._client = ActorClient(
-            address, self._hello, keys, make_heartbeat=self._heartbeat, patience_s=patience_s
+            address,
+            self._hello,
+            keys,
+            make_heartbeat=self._heartbeat,
+            patience_s=patience_s,
+            locate=locate,
         )
         try:
             async with self._client:

@@ -1,4 +1,4 @@
-"""`capo actor --connect ADDRESS`: one rollout node with a vLLM engine. Needs only the address."""
+"""`capo actor --connect ADDRESS|RUN`: one rollout node with a vLLM engine. Needs nothing else."""
 
 import argparse
 import asyncio
@@ -7,11 +7,12 @@ import math
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
 
-from capo.launch.address import check_address, keys_for
+from capo.launch.address import FollowsRun, await_address, check_address, keys_for
 from capo.launch.diagnosis import stacks_on_sigquit, tasks_of
 from capo.launch.stopping import is_impatient, stop_signals
 from capo.protocol.errors import ConfigError
@@ -21,17 +22,32 @@ EXIT_INTERRUPTED = 130
 
 
 def command(args: argparse.Namespace) -> int:
-    check_address(args.connect)
-    keys = keys_for(args.connect, args.keys, args.insecure)
     if args.capacity < 0:
         raise ConfigError(f"--capacity must not be negative, got {args.capacity}.")
+    patience_s = args.give_up_after or math.inf
+    address, run_dir = args.connect, None
+    if "://" not in address:
+        run_dir = Path(address)
+        address = await_address(run_dir, patience_s, _say)
+    check_address(address)
+    keys = keys_for(address, args.keys, args.insecure)
+    locate: Callable[[], str] | None = None
+    if run_dir is not None:
+        guarded = args.insecure or keys is not None
+        locate = FollowsRun(run_dir, address, guarded=guarded)
     stacks_on_sigquit()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_work(args, keys))
+        return runner.run(_work(args, address, keys, patience_s, locate))
 
 
-async def _work(args: argparse.Namespace, keys: ActorKeys | None) -> int:
+async def _work(
+    args: argparse.Namespace,
+    address: str,
+    keys: ActorKeys | None,
+    patience_s: float,
+    locate: Callable[[], str] | None,
+) -> int:
     from capo.actors.vllm_engine import VllmEngine
     from capo.actors.vllm_start import start_engine, transports
     from capo.actors.worker import Worker
@@ -59,7 +75,7 @@ async def _work(args: argparse.Namespace, keys: ActorKeys | None) -> int:
 
         for number in stop_signals():
             loop.add_signal_handler(number, interrupt, number)
-        await worker.run(args.connect, keys, args.give_up_after or math.inf)
+        await worker.run(address, keys, patience_s, locate)
     return EXIT_INTERRUPTED if len(interrupts) > 1 else 0
 
 

@@ -11,6 +11,7 @@ from capo.configs.load import to_json
 from capo.configs.schema import RunConfig, WeightSyncConfig
 from capo.envs.api import EnvFactory
 from capo.launch.actor_setup import actor_setup
+from capo.launch.address import reachable
 from capo.launch.diagnosis import tasks_of
 from capo.launch.model_source import ModelSource
 from capo.launch.progress import Progress
@@ -68,7 +69,7 @@ def assemble(
         scheduler=scheduler,
         note=progress.note,
     )
-    address = service.start()
+    address = reachable(service.start())
     stack.callback(service.close)
     tasks_of(service.loop)
     write_address(run_dir, address)

@@ -129,9 +129,11 @@ def _end_without(progress: Progress, run_dir: Path, sentence: str) -> None:
 
     `sentence` says which.
     """
+    for line in sentence.splitlines():
+        progress.note(line)
     progress.note(
-        f"{sentence}\nThe learner ends with it; nothing committed is lost: go on with capo learner "
-        f"--resume {run_dir}"
+        "The learner ends with it; nothing committed is lost: go on with capo learner --resume "
+        f"{run_dir}"
     )
     os._exit(EXIT_FAILURE)
 

@@ -105,7 +105,12 @@ def _add_training(add: _AddParser) -> None:
     _add_overrides(learner)
 
     actor = add("actor", help="one rollout node; needs only the learner's address")
-    actor.add_argument("--connect", required=True, metavar="ADDRESS", help="tcp://HOST:PORT")
+    actor.add_argument(
+        "--connect",
+        required=True,
+        metavar="ADDRESS|RUN",
+        help="tcp://HOST:PORT, or the run's folder, which says it even when it changes",
+    )
     actor.add_argument("--name", default="", help="what reports call it (default: host and pid)")
     actor.add_argument("--capacity", type=int, default=0, help="episodes at once (default: config)")
     _add_keys(actor)

@@ -37,6 +37,14 @@ def write_address(run_dir: Path, address: str) -> None:
     beside.replace(target)
 
 
+def read_address(run_dir: Path) -> str | None:
+    """Where the learner of a run listens, or listened last; None if nothing there says so."""
+    try:
+        return msgspec.json.decode((run_dir / _LEARNER).read_bytes(), type=LearnerAddress).address
+    except (OSError, msgspec.DecodeError):  # not begun yet, or on a disk that is away for a moment
+        return None
+
+
 def config_of(run_dir: Path) -> RunConfig:
     """The configuration a run goes by. Raises RunFileError if no run is there, or none to read."""
     from capo.learner.run_reader import RunReader

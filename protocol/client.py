@@ -31,7 +31,8 @@ class ActorClient:
 
     `make_hello` is called for every introduction and says what the actor holds at that moment;
     `make_heartbeat` likewise. Without contact for `patience_s` it gives up with PeerLostError. What
-    ends it is raised by every method from then on.
+    ends it is raised by every method from then on. `locate` is asked for the address before every
+    new connection, for a learner that may come back elsewhere; without it the address stays.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class ActorClient:
         patience_s: float = math.inf,
         log_after_s: float = 10.0,
         jitter: Callable[[], float] = random.random,
+        locate: Callable[[], str] | None = None,
     ) -> None:
         self._address = address
         patience = Patience(hello_s=hello_timeout_s, log_s=log_after_s, total_s=patience_s)
         self._begin = functools.partial(
             Conversation,
-            address,
+            locate or (lambda: address),
             make_hello,
             keys,
             make_heartbeat,

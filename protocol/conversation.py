@@ -46,7 +46,7 @@ class Conversation:
 
     def __init__(
         self,
-        address: str,
+        locate: Callable[[], str],
         make_hello: Callable[[], Hello],
         keys: ActorKeys | None,
         make_heartbeat: Callable[[], ActorHeartbeat],
@@ -63,7 +63,6 @@ class Conversation:
         self.news = asyncio.Event()  # something is in the inbox, or it ended
         self.settled = asyncio.Event()  # everything is acked, or it ended
         self.room = asyncio.Event()  # for a control message, or it ended
-        self._address = address
         self._make_heartbeat = make_heartbeat
         self._resend_after_s = resend_after_s
         self._loop = asyncio.get_running_loop()
@@ -76,7 +75,7 @@ class Conversation:
         self._last_progress = 0.0
         self._resend_factor = 1.0
         self._link = Link(
-            address, keys, make_hello, patience, jitter, self._receive, self._flush, self.fail
+            locate, keys, make_hello, patience, jitter, self._receive, self._flush, self.fail
         )
 
     def open(self) -> None:
@@ -134,7 +133,7 @@ class Conversation:
         if not self.outbox.num_unacked or self.paused:
             self._last_progress = now
         elif late_s > self._resend_after_s * self._resend_factor:
-            logger.info("no ack from %s for %.0f s: delivering again", self._address, late_s)
+            logger.info("no ack from %s for %.0f s: delivering again", self._link.address, late_s)
             self._last_progress = now
             self._resend_factor = min(2 * self._resend_factor, MAX_RESEND_FACTOR)
             self.outbox.rewind()
@@ -179,7 +178,7 @@ class Conversation:
             self._link.forgotten()
         elif isinstance(message, Refused):
             raise RefusedError(
-                f"the learner at {self._address} refused this actor: {message.reason}"
+                f"the learner at {self._link.address} refused this actor: {message.reason}"
             )
         else:
             if isinstance(message, Welcome):
@@ -192,8 +191,8 @@ class Conversation:
     def _on_welcome(self, welcome: Welcome) -> None:
         if self._welcome is not None and self._welcome.run_id != welcome.run_id:
             raise RefusedError(
-                f"the learner at {self._address} now works on run {welcome.run_id}, this actor on "
-                f"{self._welcome.run_id}; restart this actor"
+                f"the learner at {self._link.address} now works on run {welcome.run_id}, this "
+                f"actor on {self._welcome.run_id}; restart this actor"
             )
         self._welcome = welcome
         self._next_heartbeat = self._loop.time() + welcome.heartbeat_s
@@ -201,7 +200,10 @@ class Conversation:
         self._link.welcomed()
         self.outbox.welcome(welcome)
         logger.info(
-            "connected to %s at %s, run %s", welcome.learner_name, self._address, welcome.run_id
+            "connected to %s at %s, run %s",
+            welcome.learner_name,
+            self._link.address,
+            welcome.run_id,
         )
         self._on_progress()
 
@@ -218,7 +220,7 @@ class Conversation:
 
     def _set_paused(self, paused: str) -> None:
         if paused and not self.paused:
-            logger.warning("the learner at %s pauses: %s", self._address, paused)
+            logger.warning("the learner at %s pauses: %s", self._link.address, paused)
         self.paused = paused
 
     # -- the end --------------------------------------------------------------------------------

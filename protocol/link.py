@@ -22,7 +22,7 @@ from capo.protocol.sockets import OnFailure, Parts, Pump
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 5.0
 REMIND_S = 30.0
-REOPEN_S = 30.0  # without a connection; libzmq retries most failures by itself, but not all
+REOPEN_S = 10.0  # without a connection: the learner may have moved, and libzmq may have given up
 NO_HANDSHAKE = "no handshake: the learner's key does not match, or only one side uses keys"
 SETUP_LIMITS = Limits(max_header_bytes=256 * MIB, max_message_bytes=256 * MIB)
 
@@ -52,11 +52,12 @@ def dealer(
 
 
 class Link:
-    """A DEALER socket on the running loop. Callbacks as in Pump; `jitter` draws from [0, 1)."""
+    """A DEALER socket on the running loop. `locate` is asked where the learner is before every
+    connection is made. Callbacks as in Pump; `jitter` draws from [0, 1)."""
 
     def __init__(
         self,
-        address: str,
+        locate: Callable[[], str],
         keys: ActorKeys | None,
         make_hello: Callable[[], Hello],
         patience: Patience,
@@ -67,7 +68,8 @@ class Link:
     ) -> None:
         self.connected = False
         self.leaving = False  # no introduction any more, whatever happens
-        self._address = address
+        self.address = locate()
+        self._locate = locate
         self._keys = keys
         self._make_hello = make_hello
         self._patience = patience
@@ -88,7 +90,8 @@ class Link:
 
     def open(self) -> None:
         """Connect in the background; raises CapoError for an address that cannot be one."""
-        socket = dealer(self._context, self._address, self._keys)
+        self.address = self._locate()
+        socket = dealer(self._context, self.address, self._keys)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(LAST_RETRY_S * 1000))
         monitor = socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED
@@ -99,13 +102,13 @@ class Link:
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         )
         try:
-            socket.connect(self._address)
+            socket.connect(self.address)
         except zmq.ZMQError as error:
             socket.disable_monitor()
             monitor.close(linger=0)
             socket.close(linger=0)
             raise CapoError(
-                f"cannot connect to {self._address!r}: {error.strerror}; "
+                f"cannot connect to {self.address!r}: {error.strerror}; "
                 "an address looks like tcp://host:port"
             ) from None
         watch = Pump(monitor, Limits(), self._observe, lambda: None, self._on_failure)
@@ -177,13 +180,13 @@ class Link:
         alone_s = now - self._alone_since
         if alone_s > self._patience.total_s:
             raise PeerLostError(
-                f"no contact with the learner at {self._address} for {alone_s:.0f} s: {self._note}"
+                f"no contact with the learner at {self.address} for {alone_s:.0f} s: {self._note}"
             )
         if now >= self._remind_at:
             self._remind_at = now + REMIND_S
             since = time.strftime("%H:%M:%S", time.localtime(time.time() - alone_s))
             logger.warning(
-                "waiting for the learner at %s since %s: %s", self._address, since, self._note
+                "waiting for the learner at %s since %s: %s", self.address, since, self._note
             )
 
     @property
@@ -206,7 +209,7 @@ class Link:
         event = parse_monitor_message(parts)["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise RefusedError(
-                f"the learner at {self._address} does not accept this actor's key; "
+                f"the learner at {self.address} does not accept this actor's key; "
                 "make one with `capo keygen`, or add its public key to the learner's key file"
             )
         if event == zmq.EVENT_CLOSED:

@@ -238,6 +238,12 @@ class Fleet:
     def resume_learner(self) -> None:
         self.learner = self._start_learner()
 
+    def move_learner(self) -> None:
+        """-9, if it still runs, and a resume at another address, as on another machine."""
+        self.learner.kill()
+        self._port = free_port()
+        self.resume_learner()
+
     def messages_spoiled(self) -> Counter[str]:
         total = Counter(self._spoiled)
         for actor in self.actors:

@@ -23,6 +23,7 @@ from capo.actors import gloo_group
 from capo.actors.engine import Sample
 from capo.actors.worker import Worker
 from capo.configs.schema import RolloutConfig
+from capo.launch.address import FollowsRun, await_address
 from capo.protocol.errors import CapoError, WeightSyncError
 from capo.protocol.messages import ActorSetup, GroupForm, UpdateWeights, WeightsReport
 from capo.protocol.records import FloatArray, IntArray, VersionSpan
@@ -197,18 +198,26 @@ def run(
     fault_every: int = 8,
     patience_s: float = float("inf"),
 ) -> int:
-    """The exit code of one actor that works until it is sent home, or stopped by SIGINT."""
+    """The exit code of one actor that works until it is sent home, or stopped by SIGINT.
+
+    `address` may be the folder of a run.
+    """
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     log = Log(Path(log_path))
 
     async def start(setup: ActorSetup, rollout: RolloutConfig) -> GlooScriptedEngine:
         return GlooScriptedEngine(setup, log, token_s=token_s, fault=fault, fault_every=fault_every)
 
+    first, locate = address, None
+    if "://" not in address:
+        first = await_address(Path(address), patience_s, print)
+        locate = FollowsRun(Path(address), first, guarded=False)
+
     async def work() -> None:
         worker = Worker(start, ("gloo",), name=name, progress=lambda line: print(line, flush=True))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, lambda: worker.drain("the actor was stopped"))
-        await worker.run(address, patience_s=patience_s)
+        await worker.run(first, None, patience_s, locate)
 
     try:
         asyncio.run(work())
