@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from msgspec import Struct
+
 from capo.protocol.errors import StorageFullError
 from capo.protocol.messages import Delivery
 
@@ -20,6 +22,12 @@ MAX_GROUP = 1024  # deliveries of one transaction
 logger = logging.getLogger(__name__)
 
 Deliveries = Sequence[tuple[str, Delivery]]
+
+
+class _Waiting(Struct, frozen=True):
+    actor_id: str
+    delivery: Delivery
+    num_bytes: int
 
 
 class GroupCommit:
@@ -38,8 +46,7 @@ class GroupCommit:
         self._commit = commit
         self._committed = committed
         self._writer = writer
-        self._waiting: deque[tuple[str, Delivery]] = deque()
-        self._sizes: deque[int] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -48,8 +55,7 @@ class GroupCommit:
         self.begun_at: float | None = None  # by time.monotonic, of the commit that is going on
 
     def add(self, actor_id: str, delivery: Delivery, num_bytes: int) -> None:
-        self._waiting.append((actor_id, delivery))
-        self._sizes.append(num_bytes)
+        self._waiting.append(_Waiting(actor_id, delivery, num_bytes))
         self.pending_bytes += num_bytes
         self._arrived.set()
         self._idle.clear()
@@ -59,15 +65,15 @@ class GroupCommit:
         while True:
             await self._arrived.wait()
             group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_GROUP))]
+            deliveries = [(one.actor_id, one.delivery) for one in group]
             self.begun_at = time.monotonic()
-            await self._write(group)
+            await self._write(deliveries)
             self.begun_at = None
-            for _ in group:
-                self.pending_bytes -= self._sizes.popleft()
+            self.pending_bytes -= sum(one.num_bytes for one in group)
             if not self._waiting:
                 self._arrived.clear()
                 self._idle.set()
-            self._committed(group)
+            self._committed(deliveries)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is pending; False when that takes too long or storage is full."""
@@ -80,15 +86,15 @@ class GroupCommit:
             return False
         return True
 
-    async def _write(self, group: Deliveries) -> None:
+    async def _write(self, deliveries: Deliveries) -> None:
         loop = asyncio.get_running_loop()
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                await loop.run_in_executor(self._writer, self._commit, group)
+                await loop.run_in_executor(self._writer, self._commit, deliveries)
             except StorageFullError as error:
                 if not self.paused:
-                    logger.error("%s; %d deliveries wait for room", error, len(group))
+                    logger.error("%s; %d deliveries wait for room", error, len(deliveries))
                 self.paused = str(error) or "the disk of the run file is full"
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
