@@ -158,12 +158,14 @@ class Exchange:
                 self._lose(session, f"refused: {answer.reason}")
             self._refuse(identity, answer.reason)
             return
+        now = time.monotonic()
         if session is None:
-            session = self._sessions[hello.actor_id] = Session(hello.actor_id, answer.last_sequence)
-        elif session.identity is not None:
-            self._by_identity.pop(session.identity, None)
-        session.connect(identity, answer, time.monotonic())
-        session.key = key
+            session = Session(hello.actor_id, identity, key, answer, now)
+            self._sessions[hello.actor_id] = session
+        else:
+            if session.identity is not None:
+                self._by_identity.pop(session.identity, None)
+            session.connect(identity, key, answer, now)
         self._by_identity[identity] = session
         welcome = replace(answer, max_message_bytes=self._limits.max_message_bytes)
         self._send(session, encode(welcome))

@@ -26,29 +26,26 @@ class Verdict(Enum):
 class Session:
     """One actor, over all its connections. `identity` is None while it has no connection."""
 
-    def __init__(self, actor_id: str, last_sequence: int) -> None:
+    def __init__(
+        self, actor_id: str, identity: bytes, key: str, welcome: Welcome, now: float
+    ) -> None:
         self.actor_id = actor_id
-        self.identity: bytes | None = None
-        self.key = ""  # the public key of its connection, where there are keys
-        self.committed = last_sequence
-        self.accepted = last_sequence
-        self.window = 1
-        self.heartbeat_s = 1.0
-        self.dead_after_s = 15.0
-        self.last_heard = 0.0
-        self.next_heartbeat = 0.0
+        self.committed = 0
+        self.accepted = 0
         self.outgoing: deque[list[Frame]] = deque()
-        self.gone = False  # reported as lost; kept only while deliveries of it wait for the writer
+        self.connect(identity, key, welcome, now)
 
-    def connect(self, identity: bytes, welcome: Welcome, now: float) -> None:
+    def connect(self, identity: bytes, key: str, welcome: Welcome, now: float) -> None:
         """A new connection. What was not sent on an earlier one is dropped: Hello said it again.
 
-        After a restart of the server the run file knows more than we do, hence the maximum.
+        `key` is its public key, "" where there are no keys. After a restart of the server the run
+        file knows more than we do, hence the maximum.
         """
         if welcome.window < 1:
             raise ValueError(f"a Welcome with a window of {welcome.window} deliveries")
-        self.identity = identity
-        self.gone = False
+        self.identity: bytes | None = identity
+        self.key = key
+        self.gone = False  # reported as lost; kept only while deliveries of it wait for the writer
         self.outgoing.clear()
         self.window = welcome.window
         self.heartbeat_s = welcome.heartbeat_s

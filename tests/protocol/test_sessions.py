@@ -9,9 +9,7 @@ from capo.protocol.sessions import Session, Verdict
 
 
 def make_session(last_sequence: int = 0, window: int = 3) -> Session:
-    session = Session("actor-1", last_sequence)
-    session.connect(b"one", make_welcome(last_sequence, window), now=0.0)
-    return session
+    return Session("actor-1", b"one", "", make_welcome(last_sequence, window), now=0.0)
 
 
 def make_welcome(last_sequence: int, window: int = 3) -> Welcome:
@@ -52,7 +50,7 @@ def test_a_new_connection_keeps_what_waits_for_the_writer_and_drops_what_waited_
     session = make_session()
     session.accepted = 2
     session.outgoing.append([b"old"])
-    session.connect(b"two", make_welcome(0), now=1.0)
+    session.connect(b"two", "", make_welcome(0), now=1.0)
     assert session.identity == b"two"
     assert session.judge(2) is Verdict.PENDING
     assert not session.outgoing
@@ -60,7 +58,7 @@ def test_a_new_connection_keeps_what_waits_for_the_writer_and_drops_what_waited_
 
 def test_the_run_file_may_know_more_than_the_session():
     session = make_session()
-    session.connect(b"two", make_welcome(9), now=1.0)
+    session.connect(b"two", "", make_welcome(9), now=1.0)
     assert session.judge(9) is Verdict.COMMITTED
     assert session.judge(10) is Verdict.NEXT
 
