@@ -39,6 +39,14 @@ class Models(Struct, frozen=True):
     reference: PolicyModel | None
 
 
+class Readings(Struct, frozen=True):
+    """What the models say of the batch before the first step."""
+
+    proximal: Scores
+    reference: Scores | None
+    values: Values | None
+
+
 def run_update(
     episodes: Sequence[Episode], version: int, models: Models, config: RunConfig, ranks: Ranks
 ) -> UpdateResult:
@@ -48,7 +56,7 @@ def run_update(
     ValueError for episodes that cannot be trained on, before anything has changed.
     """
     clock = Clock()
-    learner, algorithm, temperature = config.learner, config.algorithm, config.rollout.temperature
+    learner, algorithm = config.learner, config.algorithm
     with clock.phase("pack"):
         batch = build_batch(episodes)
         minibatches = plan_minibatches(
@@ -60,64 +68,38 @@ def run_update(
             seed=config.seed,
             version=version,
         )
-    # In the very microbatches that train first, so that z is exactly 0 before the first step.
-    first = [one for part in minibatches if part.epoch == 0 for one in part.microbatches]
-    with clock.phase("proximal"):
-        proximal = score(
-            models.policy.model, first, batch.num_tokens, temperature, ranks, with_entropy=True
-        )
-    reference: Scores | None = None
-    if models.reference is not None:
-        with clock.phase("reference"):
-            reference = score(models.reference, first, batch.num_tokens, temperature, ranks)
-    values: Values | None = None
-    reads = critic_reads(algorithm)
-    if models.critic is not None and reads != "none":
-        with clock.phase("values"):
-            values = read_values(models.critic.model, batch, reads, learner.token_budget, ranks)
+    readings = _read(batch, minibatches, models, config, ranks, clock)
     with clock.phase("credit"):
-        correction = _correction(batch, proximal, algorithm)
-        targets = assign_credit(_experience(batch, values, correction), algorithm)
-        inputs = _policy_inputs(batch, proximal, reference, correction, targets, algorithm)
-
+        correction = _correction(batch, readings.proximal, algorithm)
+        targets = assign_credit(_experience(batch, readings.values, correction), algorithm)
+        inputs = _policy_inputs(batch, readings, correction, targets, algorithm)
     steps: list[Step] = []
     for number, minibatch in enumerate(minibatches):
         with clock.phase("policy"):
-            trained = policy_step(
+            policy = policy_step(
                 models.policy,
                 minibatch,
                 inputs,
                 algorithm,
                 ranks,
-                temperature=temperature,
+                temperature=config.rollout.temperature,
                 lr=policy_learning_rate(config, version, number),
                 moved=number > 0,
             )
         critic: CriticStep | None = None
-        if models.critic is not None and values is not None and reads != "none":
-            assert targets.returns is not None
+        if models.critic is not None:
             with clock.phase("critic"):
-                critic = critic_step(
-                    models.critic,
-                    minibatch,
-                    values.readings,
-                    targets.returns.to(values.readings),
-                    ranks,
-                    reads=reads,
-                    num_readings=_num_readings(batch, minibatch, reads),
-                    clip=algorithm.value_clip,
-                    lr=learner.critic_lr,
-                )
-        steps.append(Step(minibatch, trained, critic))
+                critic = _critic_step(batch, minibatch, models, readings, targets, config, ranks)
+        steps.append(Step(minibatch, policy, critic))
 
     with clock.phase("record"):
-        actions = action_results(batch, correction, targets, values)
+        actions = action_results(batch, correction, targets, readings.values)
         return UpdateResult(
             version=version,
             episode_ids=tuple(episode.episode_id for episode in batch.episodes),
             actions=actions,
             minibatches=tuple(minibatch_result(step) for step in steps),
-            metrics=update_metrics(batch, version, actions, steps, proximal, correction),
+            metrics=update_metrics(batch, version, actions, steps, readings.proximal, correction),
             phases=clock.seconds,
         )
 
@@ -132,6 +114,61 @@ def policy_learning_rate(config: RunConfig, version: int, number: int) -> float:
         warmup_steps=learner.policy_warmup_steps,
         total_steps=config.updates * per_update,
         final_factor=learner.policy_final_lr_factor,
+    )
+
+
+def _read(
+    batch: Batch,
+    minibatches: Sequence[Minibatch],
+    models: Models,
+    config: RunConfig,
+    ranks: Ranks,
+    clock: Clock,
+) -> Readings:
+    temperature = config.rollout.temperature
+    # In the very microbatches that train first, so that z is exactly 0 before the first step.
+    first = [one for part in minibatches if part.epoch == 0 for one in part.microbatches]
+    with clock.phase("proximal"):
+        proximal = score(
+            models.policy.model, first, batch.num_tokens, temperature, ranks, with_entropy=True
+        )
+    reference: Scores | None = None
+    if models.reference is not None:
+        with clock.phase("reference"):
+            reference = score(models.reference, first, batch.num_tokens, temperature, ranks)
+    values: Values | None = None
+    reads = critic_reads(config.algorithm)
+    if models.critic is not None and reads != "none":
+        with clock.phase("values"):
+            values = read_values(
+                models.critic.model, batch, reads, config.learner.token_budget, ranks
+            )
+    return Readings(proximal, reference, values)
+
+
+def _critic_step(
+    batch: Batch,
+    minibatch: Minibatch,
+    models: Models,
+    readings: Readings,
+    targets: Targets,
+    config: RunConfig,
+    ranks: Ranks,
+) -> CriticStep | None:
+    reads, values = critic_reads(config.algorithm), readings.values
+    if models.critic is None or values is None or reads == "none":
+        return None
+    assert targets.returns is not None
+    return critic_step(
+        models.critic,
+        minibatch,
+        values.readings,
+        targets.returns.to(values.readings),
+        ranks,
+        reads=reads,
+        num_readings=_num_readings(batch, minibatch, reads),
+        clip=config.algorithm.value_clip,
+        lr=config.learner.critic_lr,
     )
 
 
@@ -163,14 +200,13 @@ def _experience(batch: Batch, values: Values | None, correction: Correction) -> 
 
 def _policy_inputs(
     batch: Batch,
-    proximal: Scores,
-    reference: Scores | None,
+    readings: Readings,
     correction: Correction,
     targets: Targets,
     algorithm: AlgorithmConfig,
 ) -> PolicyInputs:
     """The frozen side of the loss, on the device and in the dtype of the log-probs."""
-    logprobs = proximal.logprobs
+    logprobs, reference = readings.proximal.logprobs, readings.reference
 
     def floats(values: Tensor) -> Tensor:
         return values.to(logprobs)
