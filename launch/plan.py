@@ -1,17 +1,14 @@
 """What a run will need, from its configuration alone: parameters, memory, tokens, versions."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from capo.configs.algorithms import needs_critic, needs_reference
-from capo.configs.schema import RunConfig, TinyModelConfig
-from capo.protocol.errors import ConfigError
+from capo.configs.schema import RunConfig
+from capo.launch.decoder_shape import read_shape, tiny_shape
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _WEIGHT_BYTES, _GRADIENT_BYTES, _MOMENT_BYTES = 4, 4, 8  # of a learner, in float32 whatever dtype
-_TINY_VOCABULARY = 350  # bytes, and a small world's words with and without a space, about
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
@@ -23,12 +20,14 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
 
 
 def _model_lines(config: RunConfig) -> Iterator[str]:
-    shape = _model_shape(config)
+    tiny = config.model.tiny
+    shape = read_shape(Path(config.model.path)) if tiny is None else tiny_shape(tiny)
     if shape is None:
         yield f"model: {config.model.path} is not on this machine; its size is unknown here"
         return
-    parameters, kv_bytes_per_token = shape
-    engine_bytes = parameters * _BYTES[config.model.dtype]
+    element = _BYTES[config.model.dtype]
+    parameters, engine_bytes = shape.num_parameters, shape.num_parameters * element
+    kv_bytes_per_token = shape.kv_values_per_token * element
     models = 1 + needs_critic(config.algorithm)
     frozen = 1 if needs_reference(config.algorithm) else 0
     memory = parameters * _learner_bytes(config, models, frozen)
@@ -89,50 +88,6 @@ def _learner_bytes(config: RunConfig, trained: int, frozen: int) -> float:
     gradients = _GRADIENT_BYTES / (ranks if stage >= 2 else 1)
     weights = _WEIGHT_BYTES / (ranks if stage == 3 else 1)
     return trained * (moments + gradients + weights) + frozen * weights
-
-
-def _model_shape(config: RunConfig) -> tuple[int, int] | None:
-    """(parameters, KV cache bytes per token), or None when the model is not on this machine."""
-    element = _BYTES[config.model.dtype]
-    if config.model.tiny is not None:
-        tiny = config.model.tiny
-        kv = 2 * tiny.num_layers * tiny.num_kv_heads * tiny.head_dim * element
-        return _decoder_parameters(_tiny_as_json(tiny)), kv
-    file = Path(config.model.path) / "config.json"
-    if not file.is_file():
-        return None
-    try:
-        shape = json.loads(file.read_text(encoding="utf-8"))
-        heads = shape["num_attention_heads"]
-        shape.setdefault("head_dim", shape["hidden_size"] // heads)
-        shape.setdefault("num_key_value_heads", heads)
-        kv = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
-        return _decoder_parameters(shape), kv * element
-    except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"{file} is not a decoder's config.json: {error!r}.") from error
-
-
-def _tiny_as_json(tiny: TinyModelConfig) -> dict[str, Any]:
-    return {
-        "hidden_size": tiny.hidden_size,
-        "num_hidden_layers": tiny.num_layers,
-        "num_attention_heads": tiny.num_heads,
-        "num_key_value_heads": tiny.num_kv_heads,
-        "head_dim": tiny.head_dim,
-        "intermediate_size": tiny.intermediate_size,
-        "vocab_size": _TINY_VOCABULARY,
-        "tie_word_embeddings": False,
-    }
-
-
-def _decoder_parameters(shape: dict[str, Any]) -> int:
-    hidden, head_dim = shape["hidden_size"], shape["head_dim"]
-    queries = shape["num_attention_heads"] * head_dim
-    keys = shape["num_key_value_heads"] * head_dim
-    attention = hidden * (queries + 2 * keys) + queries * hidden
-    layer = attention + 3 * hidden * shape["intermediate_size"] + 2 * hidden
-    embeddings = shape["vocab_size"] * hidden * (1 if shape.get("tie_word_embeddings") else 2)
-    return int(shape["num_hidden_layers"] * layer + embeddings + hidden)
 
 
 def _count(number: int) -> str:
