@@ -5,6 +5,7 @@ This module is the server's life: bind, beat, fail, close. What happens to a mes
 """
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
 import zmq
+from msgspec import Struct
 from msgspec.structs import replace
 
 from capo.protocol.errors import CapoError, PeerLostError
@@ -30,6 +32,15 @@ LINGER_MS = 500
 HIGH_WATER_MARK = 256  # messages that libzmq queues per actor and direction
 
 logger = logging.getLogger(__name__)
+
+
+class _Running(Struct, frozen=True):
+    """What the thread of a server made: there once it can be spoken to."""
+
+    address: str  # really bound
+    loop: asyncio.AbstractEventLoop
+    exchange: Exchange
+    end: Callable[[Exception | None], None]
 
 
 class Server:
@@ -62,12 +73,9 @@ class Server:
         self._on_failure = on_failure
         self._heartbeat = LearnerHeartbeat()
         self._drain_s = 0.0
-        self._started = threading.Event()
-        self._bound = ""
+        self._running: _Running | None = None
+        self._started = threading.Event()  # or failed to
         self._thread = threading.Thread(target=self._run, name="capo-server", daemon=True)
-        self._loop: asyncio.AbstractEventLoop
-        self._ended: asyncio.Future[None]
-        self._exchange: Exchange
 
     def start(self) -> str:
         """Bind, and return the address really bound. Raises CapoError if that cannot be."""
@@ -76,7 +84,8 @@ class Server:
             raise PeerLostError(f"the server thread did not bind {self._address} in time")
         if self.failure is not None:
             raise self.failure
-        return self._bound
+        assert self._running is not None
+        return self._running.address
 
     def send(self, actor_id: str, message: ToActor) -> None:
         """Send, in the order of calls. To an actor that is not connected nothing is sent.
@@ -84,7 +93,7 @@ class Server:
         It may get lost with its connection; `hello` or `lost` of the handler follows then.
         """
         frames = encode(message)
-        self._call(lambda: self._exchange.send(actor_id, frames))
+        self._call(lambda running: running.exchange.send(actor_id, frames))
 
     def announce(self, policy_version: int, paused: str = "") -> None:
         """What heartbeats say from now on. A full disk takes precedence over `paused`."""
@@ -93,17 +102,21 @@ class Server:
     @property
     def storage_trouble(self) -> str:
         """Why deliveries wait for the disk at present, "" if they do not."""
-        return self._exchange.commits.paused if self._started.is_set() else ""
+        return self._running.exchange.commits.paused if self._running is not None else ""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop, after `start`; for whoever wants to see its tasks."""
-        return self._loop
+        """The running loop, to look at its tasks. Raises ValueError before `start`."""
+        if self._running is None:
+            raise ValueError("the server has not been started")
+        return self._running.loop
 
     @property
     def commit_s(self) -> float:
         """How long the commit that is going on has taken so far, 0 if there is none."""
-        begun_at = self._exchange.commits.begun_at if self._started.is_set() else None
+        if self._running is None:
+            return 0.0
+        begun_at = self._running.exchange.commits.begun_at
         return 0.0 if begun_at is None else time.monotonic() - begun_at
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -111,17 +124,18 @@ class Server:
         if self._thread.ident is None:
             return
         self._drain_s = timeout_s
-        self._call(lambda: self._end(None))
+        self._call(lambda running: running.end(None))
         self._thread.join(timeout_s + START_TIMEOUT_S)
         if self._thread.is_alive():
             raise PeerLostError("the server thread does not end: its handler does not return")
         if self.failure is not None:
             raise self.failure
 
-    def _call(self, function: Callable[[], None]) -> None:
-        if self._started.is_set() and self._thread.is_alive():
+    def _call(self, function: Callable[[_Running], None]) -> None:
+        running = self._running
+        if running is not None and self._thread.is_alive():
             try:
-                self._loop.call_soon_threadsafe(function)
+                running.loop.call_soon_threadsafe(function, running)
             except RuntimeError:  # the loop was closed in this moment
                 logger.debug("the server has ended; nothing is sent any more")
 
@@ -140,26 +154,26 @@ class Server:
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
-        if self._started.is_set():
+        if self._running is not None:
             logger.error("the server ends: %s: %s", type(error).__name__, error)
             if self._on_failure is not None:
                 self._on_failure(error)
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
-        self._loop.set_exception_handler(
-            lambda _, context: self._end(
-                context.get("exception") or RuntimeError(context["message"])
-            )
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        end = functools.partial(_settle, ended)
+        loop.set_exception_handler(
+            lambda _, context: end(context.get("exception") or RuntimeError(context["message"]))
         )
         with zmq.Context() as context, ThreadPoolExecutor(1, "capo-writer") as writer:
             gate = None
             if self._keys is not None:
-                gate = ZapGate(context, self._keys.actors, self._end)
+                gate = ZapGate(context, self._keys.actors, end)
             try:
                 socket = self._bind(context)
-                self._exchange = Exchange(
+                address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+                exchange = Exchange(
                     socket,
                     self._handler,
                     writer,
@@ -167,33 +181,27 @@ class Server:
                     self._limits,
                     self._max_pending_bytes,
                     self._keys is not None,
-                    self._end,
+                    end,
                 )
                 try:
+                    self._running = _Running(address, loop, exchange, end)
                     self._started.set()
-                    await self._live()
+                    await self._live(exchange, ended)
                 finally:
-                    self._exchange.close(LINGER_MS)
+                    exchange.close(LINGER_MS)
             finally:
                 if gate is not None:
                     gate.close()
 
-    async def _live(self) -> None:
+    async def _live(self, exchange: Exchange, ended: "asyncio.Future[None]") -> None:
         """Until `close`, or until something fails."""
         async with asyncio.TaskGroup() as tasks:
-            writing = tasks.create_task(self._exchange.commits.run())
-            beating = tasks.create_task(self._beat())
-            await self._ended
-            await self._exchange.drain(self._drain_s)
+            writing = tasks.create_task(exchange.commits.run())
+            beating = tasks.create_task(self._beat(exchange))
+            await ended
+            await exchange.drain(self._drain_s)
             for task in (writing, beating):
                 task.cancel()
-
-    def _end(self, error: Exception | None) -> None:
-        if not self._ended.done():
-            if error is None:
-                self._ended.set_result(None)
-            else:
-                self._ended.set_exception(error)
 
     def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
         socket = context.socket(zmq.ROUTER)
@@ -212,10 +220,9 @@ class Server:
                 f"cannot listen on {self._address}: {error.strerror}; "
                 "choose another network.bind, or port 0 for any free one"
             ) from None
-        self._bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return socket
 
-    async def _beat(self) -> None:
+    async def _beat(self, exchange: Exchange) -> None:
         before = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
@@ -224,6 +231,15 @@ class Server:
             before = now
             self._handler.tick()
             heartbeat = self._heartbeat
-            if self._exchange.commits.paused:
-                heartbeat = replace(heartbeat, paused=self._exchange.commits.paused)
-            self._exchange.beat(now, stall_s, heartbeat)
+            if exchange.commits.paused:
+                heartbeat = replace(heartbeat, paused=exchange.commits.paused)
+            exchange.beat(now, stall_s, heartbeat)
+
+
+def _settle(ended: "asyncio.Future[None]", error: Exception | None) -> None:
+    """End the server of this future: with `error`, or because it was asked to."""
+    if not ended.done():
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
