@@ -53,13 +53,13 @@ class ActorClient:
         patience = Patience(hello_s=hello_timeout_s, log_s=log_after_s, total_s=patience_s)
         self._begin = functools.partial(
             Conversation,
-            locate or (lambda: address),
-            make_hello,
-            keys,
-            make_heartbeat,
-            resend_after_s,
-            patience,
-            jitter,
+            locate=locate or (lambda: address),
+            make_hello=make_hello,
+            keys=keys,
+            make_heartbeat=make_heartbeat,
+            resend_after_s=resend_after_s,
+            patience=patience,
+            jitter=jitter,
         )
 
     async def __aenter__(self) -> Self:

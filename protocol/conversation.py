@@ -46,6 +46,7 @@ class Conversation:
 
     def __init__(
         self,
+        *,
         locate: Callable[[], str],
         make_hello: Callable[[], Hello],
         keys: ActorKeys | None,
@@ -75,7 +76,14 @@ class Conversation:
         self._last_progress = 0.0
         self._resend_factor = 1.0
         self._link = Link(
-            locate, keys, make_hello, patience, jitter, self._receive, self._flush, self.fail
+            locate=locate,
+            keys=keys,
+            make_hello=make_hello,
+            patience=patience,
+            jitter=jitter,
+            on_message=self._receive,
+            on_ready=self._flush,
+            on_failure=self.fail,
         )
 
     def open(self) -> None:

@@ -45,6 +45,7 @@ class Exchange:
         self,
         socket: "zmq.Socket[bytes]",
         handler: Handler,
+        *,
         writer: ThreadPoolExecutor,
         stats: ServerStats,
         limits: Limits,

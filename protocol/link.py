@@ -57,6 +57,7 @@ class Link:
 
     def __init__(
         self,
+        *,
         locate: Callable[[], str],
         keys: ActorKeys | None,
         make_hello: Callable[[], Hello],

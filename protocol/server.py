@@ -176,12 +176,12 @@ class Server:
                 exchange = Exchange(
                     socket,
                     self._handler,
-                    writer,
-                    self.stats,
-                    self._limits,
-                    self._max_pending_bytes,
-                    self._keys is not None,
-                    end,
+                    writer=writer,
+                    stats=self.stats,
+                    limits=self._limits,
+                    max_pending_bytes=self._max_pending_bytes,
+                    keyed=self._keys is not None,
+                    on_failure=end,
                 )
                 try:
                     self._running = _Running(address, loop, exchange, end)
