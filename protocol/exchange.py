@@ -28,7 +28,7 @@ from capo.protocol.messages import (
     ToLearner,
 )
 from capo.protocol.sayings import Seldom, plain
-from capo.protocol.sessions import MAX_OUTGOING, Session, Verdict
+from capo.protocol.sessions import MAX_OUTGOING, Session, Sessions, Verdict
 from capo.protocol.sockets import OnFailure, Parts, Pump
 from capo.protocol.validate import check_control, check_delivery, check_hello
 
@@ -60,8 +60,7 @@ class Exchange:
         self._max_pending_bytes = max_pending_bytes
         self._decoder: FrameDecoder[ToLearner] = FrameDecoder(ToLearner, limits)
         self._holders = KeyHolders() if keyed else None
-        self._sessions: dict[str, Session] = {}
-        self._by_identity: dict[bytes, Session] = {}
+        self._sessions = Sessions()
         self._closing = False
         self._warn = Seldom(logger.warning)
         self._blocked: set[Session] = set()  # have messages that their connection did not take
@@ -71,7 +70,7 @@ class Exchange:
         """Send heartbeats that are due and find who is silent; `stall_s` long we did not listen."""
         self._warn.due()
         frames = encode(heartbeat)
-        for session in list(self._sessions.values()):
+        for session in self._sessions:
             if session.gone:
                 continue
             session.last_heard += stall_s
@@ -85,7 +84,7 @@ class Exchange:
         self._flush_blocked()
 
     def send(self, actor_id: str, frames: list[Frame]) -> None:
-        session = self._sessions.get(actor_id)
+        session = self._sessions.of_actor(actor_id)
         if session is None or session.identity is None:
             self._stats.undeliverable += 1
         else:
@@ -128,12 +127,11 @@ class Exchange:
             self._refuse(identity, unreadable_refusal(frames[0] if frames else b"") or str(error))
 
     def _session_of(self, identity: bytes) -> Session | None:
-        session = self._by_identity.get(identity)
+        session = self._sessions.of_identity(identity)
         if session is None or self._holders is None or session.key == self._pump.user_id:
             return session
         # Peers may choose their routing ids: this is another one's, whose connection is gone.
-        del self._by_identity[identity]
-        session.disconnect()
+        self._sessions.disconnect(session)
         return None
 
     def _hello(self, identity: bytes, hello: Hello) -> None:
@@ -142,7 +140,7 @@ class Exchange:
             self._refuse(identity, refusal)
             return
         check_hello(hello)
-        known = self._by_identity.get(identity)
+        known = self._sessions.of_identity(identity)
         if known is not None and known.actor_id != hello.actor_id:
             raise ProtocolError(f"this connection is {known.actor_id}'s, not {hello.actor_id}'s")
         key = ""
@@ -153,21 +151,13 @@ class Exchange:
                 self._refuse(identity, refusal)
                 return
         answer = self._handler.hello(hello)
-        session = self._sessions.get(hello.actor_id)
         if isinstance(answer, Refused):
+            session = self._sessions.of_actor(hello.actor_id)
             if session is not None and not session.gone:
                 self._lose(session, f"refused: {answer.reason}")
             self._refuse(identity, answer.reason)
             return
-        now = time.monotonic()
-        if session is None:
-            session = Session(hello.actor_id, identity, key, answer, now)
-            self._sessions[hello.actor_id] = session
-        else:
-            if session.identity is not None:
-                self._by_identity.pop(session.identity, None)
-            session.connect(identity, key, answer, now)
-        self._by_identity[identity] = session
+        session = self._sessions.connect(hello.actor_id, identity, key, answer, time.monotonic())
         welcome = replace(answer, max_message_bytes=self._limits.max_message_bytes)
         self._send(session, encode(welcome))
 
@@ -204,19 +194,19 @@ class Exchange:
         self._stats.commits += 1
         last = {actor_id: delivery.sequence for actor_id, delivery in deliveries}
         for actor_id, sequence in last.items():
-            session = self._sessions.get(actor_id)
+            session = self._sessions.of_actor(actor_id)
             if session is None:
                 continue  # lost, after a Hello that already found these in the run file
             session.committed = max(session.committed, sequence)
             if session.gone:
-                self._forget(session)
+                self._sessions.forget(session)
             elif session.identity is not None:
                 self._send(session, encode(Ack(sequence=session.committed)))
 
     def _refuse(self, identity: bytes, reason: str) -> None:
         """Tell the sender why. An actor that is refused ends, so its leases are free at once."""
         self._stats.refused += 1
-        session = self._by_identity.get(identity)
+        session = self._sessions.of_identity(identity)
         who = "a connection" if session is None else f"the actor {plain(session.actor_id)}"
         self._warn(f"refused {who}: {plain(reason)}")
         if session is not None:
@@ -224,18 +214,11 @@ class Exchange:
         self._send_once(identity, encode(Refused(reason=reason)))
 
     def _lose(self, session: Session, reason: str) -> None:
-        if session.identity is not None:
-            self._by_identity.pop(session.identity, None)
-        session.disconnect()
+        self._sessions.disconnect(session)
         session.gone = True
-        self._forget(session)
-        self._handler.lost(session.actor_id, reason)
-
-    def _forget(self, session: Session) -> None:
-        """Remember a lost actor only while the writer has deliveries of it."""
         self._blocked.discard(session)
-        if session.committed == session.accepted:
-            self._sessions.pop(session.actor_id, None)
+        self._sessions.forget(session)
+        self._handler.lost(session.actor_id, reason)
 
     # -- outgoing -------------------------------------------------------------------------------
 
@@ -258,8 +241,7 @@ class Exchange:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
                 self._stats.undeliverable += len(session.outgoing)
-                self._by_identity.pop(session.identity, None)
-                session.disconnect()
+                self._sessions.disconnect(session)
                 break
             if not sent:
                 self._blocked.add(session)

@@ -1,10 +1,11 @@
-"""What the server remembers of one actor. Pure state: knows no socket, no clock and no thread.
+"""What the server remembers of its actors. Pure state: knows no socket, no clock and no thread.
 
 `committed <= accepted <= committed + window`: deliveries up to `committed` are durable and acked,
 those up to `accepted` wait for the writer.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from enum import Enum, auto
 
 from capo.protocol.frames import Frame
@@ -71,3 +72,47 @@ class Session:
 
     def silent(self, now: float) -> bool:
         return now - self.last_heard > self.dead_after_s
+
+
+class Sessions:
+    """All actors of a server, by their ids and by the connections that they have now.
+
+    Iterating goes over those of the moment in which it began.
+    """
+
+    def __init__(self) -> None:
+        self._of_actor: dict[str, Session] = {}
+        self._of_identity: dict[bytes, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._of_actor.values()))
+
+    def of_actor(self, actor_id: str) -> Session | None:
+        return self._of_actor.get(actor_id)
+
+    def of_identity(self, identity: bytes) -> Session | None:
+        return self._of_identity.get(identity)
+
+    def connect(
+        self, actor_id: str, identity: bytes, key: str, welcome: Welcome, now: float
+    ) -> Session:
+        """The session of an actor that is welcome on this connection, in place of any other one."""
+        session = self._of_actor.get(actor_id)
+        if session is None:
+            session = self._of_actor[actor_id] = Session(actor_id, identity, key, welcome, now)
+        else:
+            self.disconnect(session)
+            session.connect(identity, key, welcome, now)
+        self._of_identity[identity] = session
+        return session
+
+    def disconnect(self, session: Session) -> None:
+        """Its connection is gone; the actor may come back on another one."""
+        if session.identity is not None:
+            del self._of_identity[session.identity]
+        session.disconnect()
+
+    def forget(self, session: Session) -> None:
+        """Of an actor that is lost, unless the writer still has deliveries of it."""
+        if session.committed == session.accepted:
+            self._of_actor.pop(session.actor_id, None)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capo.protocol.messages import Welcome
-from capo.protocol.sessions import Session, Verdict
+from capo.protocol.sessions import Session, Sessions, Verdict
 
 
 def make_session(last_sequence: int = 0, window: int = 3) -> Session:
@@ -73,6 +73,42 @@ def test_silence_is_counted_from_the_last_message():
     session.last_heard = 10.0
     assert not session.silent(15.0)
     assert session.silent(15.1)
+
+
+def test_an_actor_is_found_by_its_newest_connection_alone():
+    sessions = Sessions()
+    first = sessions.connect("actor-1", b"one", "", make_welcome(0), now=0.0)
+    other = sessions.connect("actor-2", b"other", "", make_welcome(0), now=0.0)
+    again = sessions.connect("actor-1", b"two", "key", make_welcome(0), now=1.0)
+    assert again is first
+    assert again.key == "key"
+    assert sessions.of_identity(b"one") is None
+    assert sessions.of_identity(b"two") is first
+    assert sessions.of_identity(b"other") is other
+    assert list(sessions) == [first, other]
+
+
+def test_a_broken_connection_leaves_the_actor_known_by_its_id():
+    sessions = Sessions()
+    session = sessions.connect("actor-1", b"one", "", make_welcome(0), now=0.0)
+    sessions.disconnect(session)
+    sessions.disconnect(session)
+    assert session.identity is None
+    assert sessions.of_identity(b"one") is None
+    assert sessions.of_actor("actor-1") is session
+
+
+def test_a_lost_actor_is_remembered_while_the_writer_has_deliveries_of_it():
+    sessions = Sessions()
+    session = sessions.connect("actor-1", b"one", "", make_welcome(4), now=0.0)
+    sessions.disconnect(session)
+    session.accepted = 5
+    sessions.forget(session)
+    assert sessions.of_actor("actor-1") is session
+    session.committed = 5
+    sessions.forget(session)
+    assert sessions.of_actor("actor-1") is None
+    sessions.forget(session)
 
 
 @given(st.lists(st.integers(1, 12), max_size=60), st.integers(1, 4))
