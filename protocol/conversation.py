@@ -10,6 +10,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from capo.protocol.errors import CapoError, RefusedError
 from capo.protocol.frames import Frame, FrameDecoder, Limits, encode
 from capo.protocol.keys import ActorKeys
@@ -36,6 +38,16 @@ MAX_INBOX = 4096  # messages that wait for the worker
 CLOSED = "the connection to the learner was closed"
 
 logger = logging.getLogger(__name__)
+
+
+class _Contact(Struct):
+    """What the conversation goes by since the last Welcome; times are the loop's."""
+
+    welcome: Welcome
+    last_heard: float
+    next_heartbeat: float
+    last_progress: float  # an ack, or there was nothing to be acked
+    resend_factor: float = 1.0
 
 
 class Conversation:
@@ -69,12 +81,8 @@ class Conversation:
         self._loop = asyncio.get_running_loop()
         self._decoder: FrameDecoder[ToActor] = FrameDecoder(ToActor, SETUP_LIMITS)
         self._controls: deque[list[Frame]] = deque()
-        self._welcome: Welcome | None = None
+        self._contact: _Contact | None = None
         self._packing = False
-        self._last_heard = 0.0
-        self._next_heartbeat = 0.0
-        self._last_progress = 0.0
-        self._resend_factor = 1.0
         self._link = Link(
             locate=locate,
             keys=keys,
@@ -123,27 +131,29 @@ class Conversation:
     def tick(self, now: float, stall_s: float) -> None:
         """Do what is due. `stall_s` seconds long the loop stood still, which is not the learner's
         silence. Raises PeerLostError when patience is over."""
-        self._last_heard += stall_s
+        contact = self._contact
+        if contact is not None:
+            contact.last_heard += stall_s
         self._link.tick(now, stall_s)
-        if self._welcome is not None and self._link.connected and not self._link.leaving:
-            silent_s = now - self._last_heard
-            if silent_s > self._welcome.dead_after_s:
+        if contact is not None and self._link.connected and not self._link.leaving:
+            silent_s = now - contact.last_heard
+            if silent_s > contact.welcome.dead_after_s:
                 self._link.give_up(f"it said nothing for {silent_s:.0f} s")
                 return
-            if now >= self._next_heartbeat and not self._controls:
-                self._next_heartbeat = now + self._welcome.heartbeat_s
+            if now >= contact.next_heartbeat and not self._controls:
+                contact.next_heartbeat = now + contact.welcome.heartbeat_s
                 self._controls.append(encode(self._make_heartbeat()))
-            self._resend_late(now)
+            self._resend_late(contact, now)
         self._flush()
 
-    def _resend_late(self, now: float) -> None:
-        late_s = now - self._last_progress
+    def _resend_late(self, contact: _Contact, now: float) -> None:
+        late_s = now - contact.last_progress
         if not self.outbox.num_unacked or self.paused:
-            self._last_progress = now
-        elif late_s > self._resend_after_s * self._resend_factor:
+            contact.last_progress = now
+        elif late_s > self._resend_after_s * contact.resend_factor:
             logger.info("no ack from %s for %.0f s: delivering again", self._link.address, late_s)
-            self._last_progress = now
-            self._resend_factor = min(2 * self._resend_factor, MAX_RESEND_FACTOR)
+            contact.last_progress = now
+            contact.resend_factor = min(2 * contact.resend_factor, MAX_RESEND_FACTOR)
             self.outbox.rewind()
 
     def _flush(self) -> None:
@@ -162,8 +172,8 @@ class Conversation:
         self._packing = False
         if self.failure is not None or self.closed:
             return
-        if not self.outbox.num_unacked:
-            self._last_progress = self._loop.time()
+        if self._contact is not None and not self.outbox.num_unacked:
+            self._contact.last_progress = self._loop.time()
         try:
             self.outbox.pack()
             self._see_settled()
@@ -175,10 +185,14 @@ class Conversation:
 
     def _receive(self, parts: Parts) -> None:
         message = self._decoder.decode(parts)
-        self._last_heard = self._loop.time()
+        now = self._loop.time()
+        if self._contact is not None:
+            self._contact.last_heard = now
         if isinstance(message, Ack):
-            if self.outbox.ack(message.sequence):
-                self._on_progress()
+            if self.outbox.ack(message.sequence) and self._contact is not None:
+                self._contact.last_progress = now
+                self._contact.resend_factor = 1.0
+                self._go_on()
         elif isinstance(message, LearnerHeartbeat):
             self.policy_version = message.policy_version
             self._set_paused(message.paused)
@@ -190,20 +204,24 @@ class Conversation:
             )
         else:
             if isinstance(message, Welcome):
-                self._on_welcome(message)
+                self._on_welcome(message, now)
             if len(self.inbox) >= MAX_INBOX:
                 raise CapoError(f"{MAX_INBOX} messages of the learner wait and nobody reads them")
             self.inbox.append(message)
             self.news.set()
 
-    def _on_welcome(self, welcome: Welcome) -> None:
-        if self._welcome is not None and self._welcome.run_id != welcome.run_id:
+    def _on_welcome(self, welcome: Welcome, now: float) -> None:
+        if self._contact is not None and self._contact.welcome.run_id != welcome.run_id:
             raise RefusedError(
                 f"the learner at {self._link.address} now works on run {welcome.run_id}, this "
-                f"actor on {self._welcome.run_id}; restart this actor"
+                f"actor on {self._contact.welcome.run_id}; restart this actor"
             )
-        self._welcome = welcome
-        self._next_heartbeat = self._loop.time() + welcome.heartbeat_s
+        self._contact = _Contact(
+            welcome=welcome,
+            last_heard=now,
+            next_heartbeat=now + welcome.heartbeat_s,
+            last_progress=now,
+        )
         self._set_paused("")
         self._link.welcomed()
         self.outbox.welcome(welcome)
@@ -213,11 +231,10 @@ class Conversation:
             self._link.address,
             welcome.run_id,
         )
-        self._on_progress()
+        self._go_on()
 
-    def _on_progress(self) -> None:
-        self._last_progress = self._loop.time()
-        self._resend_factor = 1.0
+    def _go_on(self) -> None:
+        """There may be room in the window."""
         self.outbox.pack()
         self._see_settled()
         self._flush()
