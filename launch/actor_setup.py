@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from capo.actors.chat import load_chat
 from capo.configs.schema import RunConfig
 from capo.envs.api import Message
-from capo.learner.model_files import COPY_ANEW, damaged
+from capo.learner.model_files import COPY_AGAIN, damaged
 from capo.protocol.errors import ConfigError
 from capo.protocol.messages import ActorSetup
 
@@ -76,7 +76,7 @@ def _try_tokenizer(setup: ActorSetup, folder: Path) -> None:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ConfigError(
             f"the tokenizer in {folder} cannot be used ({reason}): check chat_template.jinja and "
-            f"tokenizer_config.json there, or {COPY_ANEW}."
+            f"tokenizer_config.json there, or {COPY_AGAIN}."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Where a learner is, how that is found out, and whether it may be spoken with in clear."""
+"""Where a learner is, how that is found out, and whether the talk with it may be unencrypted."""
 
 import socket
 import time

@@ -25,7 +25,7 @@ def on_sigquit(answer: Callable[[], None]) -> None:
 
     Not `faulthandler.register`: that one reads the frames of threads that go on running, and a
     busy process dies of it. SIGQUIT stays blocked in processes that this one starts, so it waits
-    there for whoever listens, and one of a terminal does not end a child that nobody taught it.
+    there for a listener, and one from the terminal does not end a child that has none.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGQUIT})
     # For one that reaches a thread older than the mask, whose default would end the process.
@@ -52,7 +52,7 @@ def print_stacks() -> None:
             for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
                 task.print_stack(limit=_FRAMES_OF_A_TASK, file=text)
     text.write("End of the stacks.\n")
-    with contextlib.suppress(OSError):  # whoever read it may be gone
+    with contextlib.suppress(OSError):  # its reader may be gone
         print(text.getvalue(), end="", file=sys.stderr, flush=True)
 
 

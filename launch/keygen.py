@@ -11,7 +11,7 @@ def command(args: argparse.Namespace) -> int:
         print(
             f"actor:   capo actor --connect ADDRESS --keys {add_actor(Path(args.folder), args.add)}"
         )
-        print("The learner lets it in from its next start on.")
+        print("The learner admits it from its next start.")
         return 0
     names = [f"actor-{index}" for index in range(args.actors)]
     files = generate(Path(args.folder), actors=names)

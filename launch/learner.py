@@ -89,7 +89,7 @@ def _run(
         try:
             parts = assemble(config, run_dir, factory, run_file, crew, progress, stop, stack)
         except BaseException:
-            if not resume:  # nothing has begun: the folder shall be free for the corrected start
+            if not resume:  # nothing has begun: leave the folder free for a corrected start
                 stack.close()
                 discard_run(run_dir)
             raise
@@ -116,7 +116,7 @@ def _run(
             return EXIT_INTERRUPTED
         except RankLostError:
             raise
-        except CapoError as error:  # it cannot go on: nobody shall wait for a learner in vain
+        except CapoError as error:  # it cannot go on: no actor should wait for its return
             _send_home(parts.service, f"the run ended: {error}", progress, abort=True)
             raise
         _send_home(parts.service, "the run is complete", progress, abort=False)

@@ -1,11 +1,11 @@
-"""Makes the libraries of a learner fit for a terminal that people read; called before they load."""
+"""Quiets a learner's libraries, so that people can read its output; called before they load."""
 
 import os
 import warnings
 
 
 def prepare() -> None:
-    """One thread per process unless the user says otherwise; no progress bars, no guesses aloud."""
+    """One thread per process unless the user says otherwise; no progress bars and no chatter."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -12,7 +12,7 @@ EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
-# All else does something, which shall go on whether or not anybody still listens.
+# Every other command does work that must go on even when nobody reads its output any more.
 _ONLY_TELL = ("check", "convert", "export", "keygen", "replay", "report", "status")
 
 _AddParser = Callable[..., argparse.ArgumentParser]
@@ -73,7 +73,7 @@ def _run(args: argparse.Namespace) -> int:
     except OSError as error:
         abandon_output()
         if isinstance(error, BrokenPipeError) and args.command in _ONLY_TELL:
-            return 0  # whoever reads us has enough, as `head` does
+            return 0  # the reader has had enough, as `head` has
         where = f"{error.filename}: " if error.filename else ""
         tell(f"{where}{error.strerror or error}.")
         return EXIT_FAILURE
@@ -109,7 +109,7 @@ def _add_training(add: _AddParser) -> None:
         "--connect",
         required=True,
         metavar="ADDRESS|RUN",
-        help="tcp://HOST:PORT, or the run's folder, which says it even when it changes",
+        help="tcp://HOST:PORT, or the run's folder, which has the current address even after it changed",
     )
     actor.add_argument("--name", default="", help="what reports call it (default: host and pid)")
     actor.add_argument("--capacity", type=int, default=0, help="episodes at once (default: config)")
@@ -119,7 +119,7 @@ def _add_training(add: _AddParser) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="leave when no learner answers for so long (default: wait for ever)",
+        help="leave when no learner answers for so long (default: wait forever)",
     )
 
     # Started by a learner for its other ranks, not by people, so it has no line in the help.
@@ -170,7 +170,7 @@ def _add_tools(add: _AddParser) -> None:
 def _add_keys(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keys", default="", metavar="FILE", help="key file from capo keygen")
     parser.add_argument(
-        "--insecure", action="store_true", help="speak in clear with another machine"
+        "--insecure", action="store_true", help="talk to another machine without encryption"
     )
 
 

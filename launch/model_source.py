@@ -72,7 +72,7 @@ class ModelSource:
             tiny, path = self._config.model.tiny, self._config.model.path
             policy = starting_policy(self._config, report) if tiny else local_folder(path)
             if tiny:  # it may come from the cache
-                require_whole_model(policy, f"remove {policy}, then it is built anew")
+                require_whole_model(policy, f"remove {policy} and it is built again")
             beside = self._folder.with_suffix(".tmp")
             shutil.rmtree(beside, ignore_errors=True)
             shutil.copytree(policy, beside)

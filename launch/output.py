@@ -1,8 +1,8 @@
-"""Standard output and error of a command: when what it says cannot be said, and what happens then.
+"""Standard output and error of a command, and what happens when they cannot be written.
 
 A reader that has left its pipe, a terminal that was closed and a full disk all end in an OSError at
-the next word, or as the interpreter exits. A run must not end of that; a result must not be cut
-short without a sentence.
+the next word, or as the interpreter exits. A run must not die of that; a result must not be cut
+short without a word.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class _Unfailing(io.FileIO):
 
 @contextlib.contextmanager
 def unfailing(name: Literal["stdout", "stderr"]) -> Iterator[None]:
-    """Inside, saying something on this stream never fails, whoever says it."""
+    """Inside, writing to this stream never fails, whoever writes."""
     before = getattr(sys, name)
     try:
         raw = _Unfailing(before.fileno(), "w", closefd=False)

@@ -102,7 +102,7 @@ def _watch(learner: Child, actors: Sequence[Child], run_dir: Path, interrupts: l
         given_up = [not _keep_alive(actor, restarts[actor.name]) for actor in actors]
         if actors and all(given_up):
             logs = ", ".join(str(actor.log) for actor in actors)
-            _say(f"every actor keeps ending, so the run stops; see {logs}.")
+            _say(f"every actor keeps failing, so the run stops; see {logs}.")
             learner.signal(signal.SIGINT)
             learner.wait(60.0)
             return EXIT_FAILURE

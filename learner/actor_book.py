@@ -1,6 +1,6 @@
 """The book of actors: who is connected with what weights, what each plays, and who is awaited.
 
-Knows no lock, no clock and no sockets: whoever shares it between threads guards it.
+Knows no lock, no clock and no sockets: the service, which shares it between threads, guards it.
 """
 
 from collections.abc import Iterable

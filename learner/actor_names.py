@@ -1,6 +1,6 @@
 """The names of actors on their way into the run file.
 
-They are for people: a full disk puts them off.
+Only people read them, so a full disk merely delays them.
 """
 
 import threading

@@ -16,9 +16,11 @@ def send_home(
     timeout_s: float,
     clock: Callable[[], float],
 ) -> None:
-    """Returns when nobody is `left`: who is connected, names by id, and whether more may come.
+    """Send every actor home; returns when all have left.
 
-    `tell` sends an actor home; it is called again for who reconnected, or missed it.
+    Args:
+        left: gives the names of those still connected, by id, and whether more may come.
+        tell: sends one actor home; called again for those that reconnected or missed it.
 
     Raises:
         PeerLostError: names those that did not leave in time.

@@ -41,7 +41,7 @@ def plan_minibatches(
 ) -> tuple[Minibatch, ...]:
     """The optimizer steps of one update, in order.
 
-    Episodes are shuffled anew for every epoch and cut as evenly as their number allows; cuts
+    Episodes are reshuffled for every epoch and cut as evenly as their number allows; cuts
     without an action are left out. Raises ValueError for a segment longer than the token budget.
     """
     planned: list[Minibatch] = []

@@ -19,7 +19,7 @@ from capo.protocol.errors import ConfigError
 Record = TypeVar("Record", bound=Struct)
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-COPY_ANEW = "copy that file anew from where the model came from"
+COPY_AGAIN = "copy that file again from where the model came from"
 
 
 class ModelDescription(Struct, frozen=True):
@@ -34,7 +34,7 @@ class WeightIndex(Struct, frozen=True):
     weight_map: dict[str, str]  # file by tensor
 
 
-def require_whole_model(folder: Path, remedy: str = COPY_ANEW) -> None:
+def require_whole_model(folder: Path, remedy: str = COPY_AGAIN) -> None:
     """config.json can be used, and the weights are safetensors of its shapes, to the last byte.
 
     Raises ConfigError with a sentence that names the file and ends in `remedy`.
@@ -93,7 +93,7 @@ def _decode(path: Path, type_: type[Record], remedy: str) -> Record:
         raise damaged(path, error, remedy) from error
 
 
-def damaged(path: Path, error: Exception, remedy: str = COPY_ANEW) -> ConfigError:
+def damaged(path: Path, error: Exception, remedy: str = COPY_AGAIN) -> ConfigError:
     """A sentence for `error`, which came of reading `path`."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return ConfigError(f"{path} is damaged ({reason.rstrip('.:')}): {remedy}.")

@@ -174,7 +174,7 @@ def _plain_errors(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         raise _translated(path, error) from error
     except UnicodeDecodeError as error:  # of a name in the schema, or of SQLite's own message
-        raise damaged(path, "a text in it is none") from error
+        raise damaged(path, "a text in it is not UTF-8") from error
 
 
 def _translated(path: Path, error: sqlite3.Error) -> RunFileError:
@@ -189,7 +189,7 @@ def _translated(path: Path, error: sqlite3.Error) -> RunFileError:
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return damaged(path, str(error))
     if str(error).startswith("Could not decode"):  # bytes of a text column were changed
-        return damaged(path, "a text in it is none")
+        return damaged(path, "a text in it is not UTF-8")
     if primary == sqlite3.SQLITE_BUSY:
         return RunFileError(f"{path} was locked for 30 s by another program: close it, then retry.")
     if primary == sqlite3.SQLITE_CANTOPEN:

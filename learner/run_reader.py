@@ -147,7 +147,7 @@ class RunReader:
                 f"{self.path} records no finished update {version}: list them with `capo replay`."
             )
         if not isinstance(rows[0][0], bytes):
-            raise run_database.damaged(self.path, f"the result of update {version} is none")
+            raise run_database.damaged(self.path, f"the result of update {version} is no blob")
         return rows[0][0]
 
     def actors(self) -> list[ActorRow]:

@@ -186,7 +186,7 @@ class Service:
             self._names.store()
 
     def deal(self) -> None:
-        """Hand out what may be played to whoever has weights and room. From any thread."""
+        """Hand out what may be played to the actors that have weights and room. From any thread."""
         with self._lock:
             if self._draining:
                 return
@@ -278,7 +278,7 @@ class Service:
 
     def drain(self, reason: str, timeout_s: float, *, abort: bool) -> None:
         """Send every actor home and wait until they are gone. A learner that resumed a moment ago
-        also waits a little for those of before, which would look for it in vain.
+        also waits a little for those of before, which could not find it later.
 
         Raises:
             PeerLostError: names those that did not leave in time.

@@ -112,7 +112,7 @@ class Answers:
                 self.changed.wait(min(left, 0.5))
 
     def start(self, work: Callable[[], None]) -> Background:
-        """Do `work` in a thread; its end wakes whoever waits."""
+        """Do `work` in a thread; its end wakes every waiter."""
         background = Background(work, self.changed)
         background.start()
         return background

@@ -1,4 +1,4 @@
-"""Weight groups: invite actors, give out ranks, join, and find who is to blame if that fails."""
+"""Weight groups: invite actors, assign ranks, join, and find who is to blame if that fails."""
 
 from collections.abc import Callable, Mapping
 
@@ -107,7 +107,7 @@ class GroupFormer:
         formed: Mapping[str, GroupFormed],
         own: Background,
     ) -> dict[str, str]:
-        """Why no group was formed, by member: of whoever can be told to be the cause, or of all."""
+        """Why no group was formed, by member: those known to be the cause, or else all of them."""
         complaints = {a: formed[a].error for a in ranks if a in formed and formed[a].error}
         failed = lost | {a: f.error for a, f in formed.items() if not f.reached and a in ranks}
         if failed:
