@@ -109,7 +109,7 @@ def _add_training(add: _AddParser) -> None:
         "--connect",
         required=True,
         metavar="ADDRESS|RUN",
-        help="tcp://HOST:PORT, or the run's folder, which has the current address even after it changed",
+        help="tcp://HOST:PORT, or the run's folder, which always has the current address",
     )
     actor.add_argument("--name", default="", help="what reports call it (default: host and pid)")
     actor.add_argument("--capacity", type=int, default=0, help="episodes at once (default: config)")

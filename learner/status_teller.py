@@ -1,4 +1,4 @@
-"""Tells a learner's status: to RUN/status.json every second, and to anyone who asks over the wire."""
+"""Tells a learner's status: to RUN/status.json every second, over the wire to anyone who asks."""
 
 import math
 from collections.abc import Callable

@@ -165,7 +165,7 @@ class WeightBroadcaster:
             deadline - self._clock(),
         )
         if own.error:
-            # No member should wait for pieces that will not come; one that is still silent then is dead.
+            # No member should wait for pieces that will not come; one silent after that is dead.
             self._transport.abort()
             answers.wait(all_told, deadline - self._clock())
         with answers.changed:
