@@ -10,17 +10,11 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Protocol
-
-import msgspec
+from collections.abc import Callable
 
 from capo.actors.counts import Counts
-from capo.actors.engine import Engine
 from capo.actors.episodes import Episodes
-from capo.actors.player import Player, make_player
-from capo.actors.weight_duty import WeightDuty
-from capo.configs.schema import RolloutConfig
+from capo.actors.equipment import Equipment, StartEngine, equip
 from capo.protocol.client import ActorClient
 from capo.protocol.errors import CapoError, EngineError, PeerLostError, ProtocolError, first_of
 from capo.protocol.keys import ActorKeys
@@ -48,10 +42,6 @@ FLUSH_TIMEOUT_S = 60.0
 WATCH_S = 1.0
 
 
-class StartEngine(Protocol):
-    def __call__(self, setup: ActorSetup, rollout: RolloutConfig) -> Awaitable[Engine]: ...
-
-
 class Worker:
     """One per actor process; `run` once. `drain` may be called from a signal handler of the loop.
 
@@ -72,14 +62,10 @@ class Worker:
         self._transports = transports
         self._name = name or f"{socket.gethostname()}-{os.getpid()}"
         self._actor_id = f"{self._name}-{uuid.uuid4().hex[:8]}"[-200:]
-        self._capacity = capacity
+        self._capacity = capacity or UNLIMITED
         self._progress = progress
         self._run_id = ""
-        self._digest = ""
-        self._concurrency = 0
-        self._engine: Engine | None = None
-        self._duty: WeightDuty | None = None
-        self._player: Player | None = None
+        self._equipment: Equipment | None = None
         self._setting_up: asyncio.Task[None] | None = None
         self._waiting_for = ""
         self._episodes = Episodes(self._play, self._on_ended)
@@ -123,8 +109,8 @@ class Worker:
         except* CapoError as group:
             raise first_of(group) from None
         finally:
-            if self._engine is not None:
-                await self._engine.close()
+            if self._equipment is not None:
+                await self._equipment.engine.close()
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as self._tasks:
@@ -143,10 +129,10 @@ class Worker:
             watching.cancel()
             if self._setting_up is not None:
                 self._setting_up.cancel()
-            if self._duty is not None:
-                self._duty.stop()
-        if self._player is not None:
-            await self._player.close()
+            if self._equipment is not None:
+                self._equipment.duty.stop()
+        if self._equipment is not None:
+            await self._equipment.player.close()
         if self._failure is not None:
             raise self._failure
 
@@ -182,15 +168,15 @@ class Worker:
         elif isinstance(message, Revoke):
             self._episodes.revoke(message.episode_ids)
         elif isinstance(message, GroupInvite | GroupForm | UpdateWeights):
-            if self._duty is not None:
-                await self._duty.handle(message)
+            if self._equipment is not None:
+                await self._equipment.duty.handle(message)
         elif isinstance(message, Drain):
             self.drain(message.reason, abort=message.abort)
 
     async def _on_welcome(self, welcome: Welcome) -> None:
         self._run_id = welcome.run_id
-        if self._engine is not None:
-            await self._client.send(Ready(weights_version=self._engine.version))
+        if self._equipment is not None:
+            await self._client.send(Ready(weights_version=self._equipment.engine.version))
         elif self._setting_up is None:
             if welcome.setup is None:
                 raise ProtocolError(
@@ -201,14 +187,10 @@ class Worker:
 
     async def _set_up(self, setup: ActorSetup) -> None:
         self._wait_for("the engine to start")
-        config = msgspec.json.decode(setup.rollout, type=RolloutConfig)
-        self._player = await make_player(setup, config, self._client, self._counts)
-        self._concurrency = min(self._capacity or UNLIMITED, config.concurrency)
-        engine = await self._start_engine(setup, config)
-        self._duty = WeightDuty(engine, self._client.send, self._on_weights, self._tasks)
-        self._engine = engine
-        self._digest = setup.tokenizer_digest
-        await self._client.send(Ready(weights_version=engine.version))
+        self._equipment = await equip(
+            setup, self._start_engine, self._client, self._counts, self._tasks, self._on_weights
+        )
+        await self._client.send(Ready(weights_version=self._equipment.engine.version))
         self._wait_for("weights")
 
     def _on_weights(self, report: WeightsReport) -> None:
@@ -222,16 +204,21 @@ class Worker:
     # -- episodes -------------------------------------------------------------------------------
 
     def _start_episodes(self) -> None:
-        if self._engine is not None and self._engine.version >= 0:
-            self._episodes.start(self._tasks, self._concurrency)
+        if self._equipment is not None and self._equipment.engine.version >= 0:
+            self._episodes.start(self._tasks, self._at_once())
             self._count_busy()
             self._say_what_is_missing()
 
     async def _play(self, lease: Lease) -> None:
-        assert self._player is not None  # both are there before anything starts
-        assert self._engine is not None
-        await self._player.play(lease, self._engine)
+        assert self._equipment is not None  # it is there before anything starts
+        await self._equipment.player.play(lease, self._equipment.engine)
         self._check_engine()
+
+    def _at_once(self) -> int:
+        """How many episodes may be in play, as far as it is known."""
+        if self._equipment is None:
+            return self._capacity
+        return min(self._capacity, self._equipment.concurrency)
 
     def _on_ended(self) -> None:
         self._count_busy()
@@ -249,17 +236,18 @@ class Worker:
             self._check_engine()
 
     def _check_engine(self) -> None:
-        if self._engine is not None and self._engine.broken and self._failure is None:
-            self._failure = EngineError(f"{self._name} stops: {self._engine.broken}")
-            self.drain(self._engine.broken)
+        broken = "" if self._equipment is None else self._equipment.engine.broken
+        if broken and self._failure is None:
+            self._failure = EngineError(f"{self._name} stops: {broken}")
+            self.drain(broken)
 
     def _say_what_is_missing(self) -> None:
-        if self._engine is None or self._leaving.is_set():
+        if self._equipment is None or self._leaving.is_set():
             return
         if self._episodes.num_playing:
             self._wait_for("")
         else:
-            self._wait_for("weights" if self._engine.version < 0 else "leases")
+            self._wait_for("weights" if self._equipment.engine.version < 0 else "leases")
 
     def _wait_for(self, what: str) -> None:
         if what != self._waiting_for:
@@ -272,16 +260,17 @@ class Worker:
         return f"the learner to commit earlier steps, {waiting} calls wait" if waiting else ""
 
     def _hello(self) -> Hello:
+        equipment = self._equipment
         return Hello(
             protocol_version=PROTOCOL_VERSION,
             actor_id=self._actor_id,
             actor_name=self._name,
             run_id=self._run_id,
-            tokenizer_digest=self._digest,
-            capacity=self._concurrency or self._capacity or UNLIMITED,
+            tokenizer_digest=equipment.tokenizer_digest if equipment else "",
+            capacity=self._at_once(),
             transports=self._transports,
             held_leases=self._held(),
-            weights_version=-1 if self._engine is None else self._engine.version,
+            weights_version=equipment.engine.version if equipment else -1,
         )
 
     def _held(self) -> tuple[str, ...]:
@@ -292,7 +281,7 @@ class Worker:
         return ActorHeartbeat(
             running=self._episodes.num_playing,
             waiting_for="; ".join(filter(None, (self._waiting_for, self._blocked()))),
-            ready=self._engine is not None,
+            ready=self._equipment is not None,
             held_leases=self._held(),
             metrics=self._counts.metrics(time.monotonic()),
         )
