@@ -11,7 +11,7 @@ from capo.learner.episodes import Episode
 from capo.learner.orders import End, GatherWeights, Load, Open, Orders, Save, Score, Update
 from capo.learner.results import UpdateResult
 from capo.learner.trainer import Trainer
-from capo.protocol.errors import CheckpointError
+from capo.protocol.errors import CheckpointError, ConfigError
 from capo.protocol.records import IntArray
 
 
@@ -74,15 +74,14 @@ def follow(orders: Orders) -> None:
     """
     trainer: Trainer | None = None
     while not isinstance(order := orders.take(), End):
-        if isinstance(order, Open):
-            trainer = None  # its memory is needed for the next
-            trainer = Trainer(order.config, Path(order.policy_dir))
-            continue
-        if trainer is None:
-            raise ValueError(f"{type(order).__name__} was ordered before Open")
         try:
-            _obey(order, trainer)
-        except (ValueError, OSError, CheckpointError):
+            if isinstance(order, Open):
+                trainer = None  # its memory is needed for the next
+                trainer = Trainer(order.config, Path(order.policy_dir))
+            else:
+                assert trainer is not None, f"{type(order).__name__} was ordered before Open"
+                _obey(order, trainer)
+        except (ValueError, OSError, CheckpointError, ConfigError):
             continue  # every rank raises it, and rank 0 decides what follows
 
 

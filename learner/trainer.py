@@ -4,15 +4,12 @@ A saved trainer is complete: loading it and updating gives the same bits as neve
 Nothing is pickled; weights, moments and settings are safetensors and JSON.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from errno import EIO
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -28,6 +25,7 @@ from capo.learner.model import CriticModel, PolicyModel, Precision, freeze, load
 from capo.learner.ranks import join
 from capo.learner.results import UpdateResult
 from capo.learner.segments import ActionSpan, Segment
+from capo.learner.together import load_together, write_together
 from capo.learner.trainer_state import (
     TrainerState,
     optimizer_file,
@@ -55,6 +53,9 @@ class Trainer:
 
         The optimizer keeps weights in `parameter_dtype`; computation and exports are in the
         config's `model.dtype`.
+
+        Raises ConfigError, OSError or ValueError for a model that cannot be used: on all ranks if
+        one of them could not load it.
         """
         make_deterministic(config.seed)
         self.version = 0
@@ -108,17 +109,11 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Writes everything that `load` needs; `policy/` and `critic/` are Hugging Face folders.
 
-        Raises OSError or SafetensorError on all ranks if one of them could not write.
+        Raises OSError on all ranks if one of them could not write.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        writes: list[Callable[[], None]] = [*self._exports(folder)]
-        writes.append(partial(self._save_state, folder))
-        failures = [failure for write in writes if (failure := _tried(write))]
-        worst = self._ranks.largest(_errno(failures[0]) if failures else 0)
-        if failures:
-            raise failures[0]
-        if worst:
-            raise OSError(worst, f"another rank could not write ({os.strerror(worst)})", folder)
+        writes: list[Callable[[], None]] = [partial(folder.mkdir, parents=True, exist_ok=True)]
+        writes += [*self._exports(folder), partial(self._save_state, folder)]
+        write_together(writes, folder, self._ranks)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -190,21 +185,26 @@ class Trainer:
         return weights_digest(self._policy_dir)
 
     def _load_policy(self, *, trained: bool) -> PolicyModel:
-        return load_policy(
+        load = partial(
+            load_policy,
             self._policy_dir,
             self._precision,
             self._ranks.device,
             checkpoint_layers=trained and self._config.learner.gradient_checkpointing,
         )
+        return load_together(load, self._policy_dir, self._ranks)
 
     def _load_critic(self) -> CriticModel:
         path = self._config.model.critic_path
-        return load_critic(
-            Path(path) if path else self._policy_dir,
+        folder = Path(path) if path else self._policy_dir
+        load = partial(
+            load_critic,
+            folder,
             self._precision,
             self._ranks.device,
             checkpoint_layers=self._config.learner.gradient_checkpointing,
         )
+        return load_together(load, folder, self._ranks)
 
     def _load_reference(self) -> PolicyModel:
         reference = freeze(self._load_policy(trained=False))
@@ -240,15 +240,3 @@ class Trainer:
                     f"the checkpoint {folder} cannot be loaded: {error}"
                 ) from error
         return version, tensors
-
-
-def _tried(write: Callable[[], None]) -> OSError | SafetensorError | None:
-    try:
-        write()
-    except (OSError, SafetensorError) as error:
-        return error
-    return None
-
-
-def _errno(error: OSError | SafetensorError) -> int:
-    return (error.errno if isinstance(error, OSError) else None) or EIO
