@@ -157,7 +157,9 @@ class TrainEngine(Generic[Model]):
             for index in range(len(zero.fp32_partitioned_groups_flat)):
                 zero._reassign_or_swap_out_partitioned_parameters(index)
             if zero.persistent_parameters:
-                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+                # Not gathered: the first pass, which DeepSpeed learns its order of fetches from,
+                # shall meet them as it would have in an engine that loaded nothing.
+                zero.persistent_parameters[0].partition(zero.persistent_parameters)
 
 
 def shard_frozen(model: nn.Module, zero_stage: int) -> None:

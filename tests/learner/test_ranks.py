@@ -24,6 +24,7 @@ SCRIPT = Path(__file__).with_name("rank_process.py")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     tiny_policy(folder / "policy")
+    tiny_policy(folder / "untied", tied=False)
     return folder
 
 
