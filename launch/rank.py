@@ -14,9 +14,26 @@ EXIT_FAILURE = 1
 _CHECK_S = 0.2
 
 
+def launched() -> tuple[int, int] | None:
+    """This process's rank and how many there are, if a launcher said both.
+
+    Raises ConfigError where this is no place among ranks, as when somebody else set a variable.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    rank, num_ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and num_ranks.isdecimal() and int(rank) < int(num_ranks)):
+        raise ConfigError(
+            f"RANK is {rank!r} and WORLD_SIZE is {num_ranks!r} in the environment, which no "
+            "launcher of ranks sets: unset them."
+        )
+    return int(rank), int(num_ranks)
+
+
 def rank_of_environment() -> int:
     """What a launcher made of this process; 0 where there was none."""
-    return int(os.environ.get("RANK", "0"))
+    place = launched()
+    return place[0] if place else 0
 
 
 def command(args: argparse.Namespace) -> int:
@@ -28,8 +45,9 @@ def command(args: argparse.Namespace) -> int:
 
 
 def serve() -> int:
-    """Do what rank 0 says to its end. Ctrl-C and SIGTERM are for rank 0, which ends this one."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Do what rank 0 says to its end. What asks a process to stop is for rank 0, which ends this
+    one; a launcher, or a cluster's scheduler, sends it to all."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     stacks_on_sigquit()
     libraries.prepare()

@@ -6,6 +6,9 @@ a `capo learner`; otherwise rank 0 starts the others here, on its own machine.
 
 import contextlib
 import os
+import shutil
+import signal
+import socket
 import tempfile
 import threading
 import time
@@ -13,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from capo.launch.processes import Child
+from capo.launch.rank import launched
 from capo.learner.orders import End, Orders
 from capo.learner.ranks import LOOPBACK_ONLY, RENDEZVOUS, join, loopback_interface
 from capo.protocol.errors import ConfigError, RankLostError
@@ -20,7 +24,9 @@ from capo.protocol.errors import ConfigError, RankLostError
 LEADER_PID = "CAPO_LEADER_PID"  # whose end a rank that was started here does not outlive
 EXIT_FAILURE = 1
 _CHECK_S = 0.2
-_END_S = 20.0
+_STOP = (signal.SIGINT, signal.SIGTERM)
+_END_S = 5.0
+_PATIENCE_S = 5.0  # of somebody who asked twice for the end
 
 
 class Crew:
@@ -53,8 +59,8 @@ def all_ranks(num_ranks: int, log_dir: Path | None, lost: Callable[[str], None])
     ranks, or this machine has too few GPUs.
     """
     crew = Crew(num_ranks)
-    if "WORLD_SIZE" in os.environ:
-        _require_same_number(int(os.environ["WORLD_SIZE"]), num_ranks)
+    if place := launched():
+        _require_same_number(place[1], num_ranks)
         yield crew
         crew.dismiss()
         return
@@ -64,6 +70,8 @@ def all_ranks(num_ranks: int, log_dir: Path | None, lost: Callable[[str], None])
     _require_devices(num_ranks)
     with _started(crew, log_dir, lost) as children:
         yield crew
+        if found := _ended(children):  # what went wrong may be this
+            lost(found)
         crew.dismiss()
         if crew.orders is not None:
             _await_end(children)
@@ -73,24 +81,28 @@ def all_ranks(num_ranks: int, log_dir: Path | None, lost: Callable[[str], None])
 def _started(
     crew: Crew, log_dir: Path | None, lost: Callable[[str], None]
 ) -> Iterator[Sequence[Child]]:
-    with tempfile.TemporaryDirectory(prefix="capo-ranks-") as meeting:
+    with (
+        tempfile.TemporaryDirectory(prefix="capo-ranks-") as meeting,
+        _signals_told() as signals,
+    ):
         common = _environment(crew.num_ranks, Path(meeting))
-        children = [
-            Child(
-                f"rank {rank}",
-                ["rank"],
-                log_dir / f"rank-{rank}.log" if log_dir else None,
-                {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(1, crew.num_ranks)
-        ]
         own = {**common, "RANK": "0", "LOCAL_RANK": "0"}
         os.environ.update(own)
+        children: list[Child] = []
+
+        def leave(sentence: str) -> None:
+            shutil.rmtree(meeting, ignore_errors=True)
+            lost(sentence)
+
         watch = threading.Thread(
-            target=_watch, args=(children, crew.ending, lost), name="ranks", daemon=True
+            target=_watch, args=(children, crew.ending, signals, leave), name="ranks", daemon=True
         )
-        watch.start()
         try:
+            for rank in range(1, crew.num_ranks):
+                log = log_dir / f"rank-{rank}.log" if log_dir else None
+                place = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                children.append(Child(f"rank {rank}", ["rank"], log, place))
+            watch.start()
             yield children
         except (RuntimeError, RankLostError):  # as when one is lost in the middle of an exchange
             watch.join(timeout=5 * _CHECK_S)  # it knows better what happened
@@ -116,14 +128,53 @@ def _environment(num_ranks: int, meeting: Path) -> dict[str, str]:
     return common
 
 
-def _watch(children: Sequence[Child], ending: threading.Event, lost: Callable[[str], None]) -> None:
+@contextlib.contextmanager
+def _signals_told() -> Iterator[socket.socket]:
+    """Where the number of every signal arrives, also while the main thread is inside an exchange
+    with a rank that does not answer and so cannot handle it."""
+    told, teller = socket.socketpair()
+    with told, teller:
+        told.setblocking(False)
+        teller.setblocking(False)
+        before = signal.set_wakeup_fd(teller.fileno(), warn_on_full_buffer=False)
+        try:
+            yield told
+        finally:
+            signal.set_wakeup_fd(before)
+
+
+def _watch(
+    children: Sequence[Child],
+    ending: threading.Event,
+    signals: socket.socket,
+    lost: Callable[[str], None],
+) -> None:
+    asked = 0
+    deadline = float("inf")
     while not ending.wait(_CHECK_S):
-        for child in children:
-            if (code := child.exit_code()) is not None and not ending.is_set():
-                words = child.last_words()
-                said = f" It said last:\n{words}" if words else ""
-                lost(f"{child.name} (pid {child.pid}) ended with exit code {code}.{said}")
-                return
+        if (found := _ended(children)) and not ending.is_set():
+            lost(found)
+            return
+        with contextlib.suppress(BlockingIOError):
+            numbers = signals.recv(64)
+            asked += sum(number in _STOP for number in numbers)
+        if asked > 1:
+            deadline = min(deadline, time.monotonic() + _PATIENCE_S)
+        if time.monotonic() > deadline:
+            for child in children:
+                child.kill_session()
+            lost("The ranks of this learner do not answer.")
+            return
+
+
+def _ended(children: Sequence[Child]) -> str:
+    """A sentence about the first that has ended, "" if none has."""
+    for child in children:
+        if (code := child.exit_code()) is not None:
+            words = child.last_words()
+            said = f" It said last:\n{words}" if words else ""
+            return f"{child.name} (pid {child.pid}) ended with exit code {code}.{said}"
+    return ""
 
 
 def _await_end(children: Sequence[Child]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from capo.launch import libraries
+from capo.launch.rank import rank_of_environment, serve
 from capo.learner.run_reader import RunReader
 from capo.learner.text_table import text_table
 from capo.protocol.errors import ConfigError
@@ -17,6 +18,8 @@ EXIT_FAILURE = 1
 
 
 def command(args: argparse.Namespace) -> int:
+    if rank_of_environment() > 0:  # a launcher started all ranks alike
+        return serve()
     run_dir = Path(args.run)
     if args.update is None:
         if args.overrides:
@@ -44,7 +47,8 @@ def _note(text: str) -> None:
 
 
 def _rank_lost(sentence: str) -> None:
-    _note(f"capo replay: {sentence}")
+    for line in f"capo replay: {sentence}".splitlines():
+        _note(line)
     os._exit(EXIT_FAILURE)
 
 

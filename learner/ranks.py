@@ -15,6 +15,9 @@ from msgspec import Struct
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from capo.protocol.errors import ConfigError, RankLostError
+from capo.protocol.sayings import first_line
+
 JOIN_TIMEOUT = timedelta(minutes=10)
 RENDEZVOUS = "CAPO_RANKS_FILE"
 LOOPBACK_ONLY = "GLOO_SOCKET_IFNAME"
@@ -43,25 +46,41 @@ class Ranks(Struct, frozen=True):
 
 
 def join() -> Ranks:
-    """Joins the process group, or forms one of a single process; again: the group there is."""
+    """Joins the process group, or forms one of a single process; again: the group there is.
+
+    Raises ConfigError where the environment has a rank but does not say where the ranks meet, and
+    RankLostError where they do not.
+    """
     local_rank = int(os.environ.setdefault("LOCAL_RANK", "0"))
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            file = os.environ.get(RENDEZVOUS)
-            dist.init_process_group(
-                backend,
-                init_method=f"file://{file}" if file else "env://",
-                rank=int(os.environ["RANK"]),
-                world_size=int(os.environ["WORLD_SIZE"]),
-                timeout=JOIN_TIMEOUT,
-            )
-        else:
-            _form_alone(backend)
+        several = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+        try:
+            _meet(backend) if several else _form_alone(backend)
+        except RuntimeError as error:  # as where no network interface has the name that is set
+            raise RankLostError(
+                f"the ranks of this learner did not come together: {first_line(error)}"
+            ) from error
     return Ranks(dist.get_rank(), dist.get_world_size(), device)
+
+
+def _meet(backend: str) -> None:
+    file = os.environ.get(RENDEZVOUS)
+    if not file and not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
+        raise ConfigError(
+            "RANK and WORLD_SIZE are set in the environment, but not MASTER_ADDR and MASTER_PORT, "
+            "as a launcher such as torchrun does: unset those, or set these."
+        )
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{file}" if file else "env://",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=JOIN_TIMEOUT,
+    )
 
 
 def loopback_interface() -> str | None:

@@ -1,6 +1,8 @@
 """A learner of two ranks: it trains, is replayed, loses a rank, and is killed; nothing is lost."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from capo.launch.processes import free_port
+from capo.learner.tiny_model import build_tokenizer
 from tests.chaos import scripted_actor
 from tests.chaos.checker import check
 from tests.chaos.fleet import CONFIG, settings
 from tests.chaos.processes import ROOT, Forked, Spawned, capo
+from tests.factories import tiny_policy
 
 
 def rank_pid(fleet) -> int:
@@ -71,6 +75,34 @@ def test_a_learner_that_loses_a_rank_says_which_and_a_resume_goes_on(start_fleet
     fleet.wait_for_updates(2)
     assert actor.process.exit_code is None  # its engine went on living
     end_and_check(fleet)
+
+
+def test_a_second_ctrl_c_also_ends_a_learner_whose_rank_does_not_answer(start_fleet):
+    fleet = start_fleet("learner.ranks=2")
+    fleet.learner.wait_for("listens")
+    rank = rank_pid(fleet)
+    os.kill(rank, signal.SIGSTOP)
+    for _ in range(2):  # the main thread waits for the rank and can handle neither
+        time.sleep(1.0)
+        fleet.learner.signal(signal.SIGINT)
+    assert fleet.learner.wait(20) == 1
+    assert "The ranks of this learner do not answer.\n" in fleet.learner.text()
+    assert gone(rank)
+
+
+def test_a_model_that_no_rank_can_use_is_told_as_with_one_rank(tmp_path):
+    policy, run_dir, config = tmp_path / "policy", tmp_path / "run", tmp_path / "config.toml"
+    build_tokenizer(["go"], tiny_policy(policy))
+    described = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps({**described, "logit_scale": 2.0}))
+    tiny = re.compile(r"\[model.tiny\].*?\n\n", re.DOTALL)
+    config.write_text(tiny.sub(f'path = "{policy}"\n\n', CONFIG.read_text()))
+    command = ["learner", str(config), *settings("learner.ranks=2", f'run_dir="{run_dir}"')]
+    learner = Forked(tmp_path / "log", capo, command)
+    assert learner.wait(60) == 2, learner.text()
+    assert "change their logits by logit_scale=2.0" in learner.text()
+    assert "rank 1" not in learner.text()
+    assert not (run_dir / "run.sqlite").exists()
 
 
 def test_ranks_end_with_a_learner_that_is_killed_and_a_resume_has_new_ones(start_fleet):
