@@ -144,11 +144,15 @@ def needs_state_keys(algorithm: AlgorithmConfig) -> bool:
     return algorithm.credit in _STATE_CREDIT
 
 
+def is_centred(algorithm: AlgorithmConfig) -> bool:
+    """Whether ratios are centred on mu, the mean of the token log-ratios over the minibatch."""
+    return algorithm.ratio == "calibrated" and algorithm.centre
+
+
 def needs_logprob_statistics(algorithm: AlgorithmConfig) -> bool:
     """Whether the minibatch's statistics depend on the current policy, so that they need a pass
     of their own before the pass with gradient."""
-    centred = algorithm.ratio == "calibrated" and algorithm.centre
-    return centred or algorithm.clip_bias != "none"
+    return is_centred(algorithm) or algorithm.clip_bias != "none"
 
 
 def resolve(raw: str | Mapping[str, Any]) -> AlgorithmConfig:

@@ -1,5 +1,6 @@
-"""Policy and critic as Hugging Face folders, which transformers (and vLLM, for the policy) load as
-they are: config, safetensors weights, and the tokenizer with its chat template.
+"""Policy and critic as Hugging Face folders, for transformers and vLLM.
+
+Both load them as they are: config, safetensors weights, the tokenizer with its chat template.
 """
 
 import json

@@ -49,6 +49,7 @@ def discard_metrics(batch: Batch) -> dict[str, float]:
 
 
 def sync_metrics(report: BroadcastReport | None) -> dict[str, float]:
+    """How the weights came to the engines; nothing where no engine got them."""
     if report is None or not report.updated:
         return {}
     return {
@@ -63,6 +64,7 @@ def sync_metrics(report: BroadcastReport | None) -> dict[str, float]:
 
 
 def actor_metrics(actors: Sequence[ActorStatus]) -> dict[str, float]:
+    """How many actors there are, and how busy those are that have said so."""
     busy = [one.metrics["busy_fraction"] for one in actors if "busy_fraction" in one.metrics]
     return {
         "actors/connected": float(len(actors)),

@@ -9,13 +9,12 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from capo.configs.algorithms import AlgorithmConfig
+from capo.configs.algorithms import AlgorithmConfig, is_centred
 from capo.learner import aggregation
 from capo.learner.kl import kl_estimate
 from capo.learner.policy_inputs import PolicyInputs
 from capo.learner.ragged import action_means, action_sums
 from capo.learner.surrogate import (
-    is_centred,
     kl_shares,
     removed_gradient,
     view_of,

@@ -31,6 +31,7 @@ def replay_lines(replayed: Replayed) -> Iterator[str]:
 
 
 def verdict(replayed: Replayed) -> str:
+    """One sentence: whether the bits are the recorded ones, or what the table below shows."""
     repeated = replayed.version - replayed.started_from
     between = "1 update" if repeated == 1 else f"{repeated} updates"
     way = f"from version {replayed.started_from}, {between} in between" if repeated else ""

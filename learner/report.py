@@ -196,6 +196,7 @@ def _lengths(episodes: Sequence[EpisodeRow]) -> Iterator[str]:
 
 
 def fate(episode: EpisodeRow) -> str:
+    """ "trained on", "waiting", or why it was excluded."""
     if episode.consumed_by is not None:
         return "trained on"
     return episode.excluded or "waiting"

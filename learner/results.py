@@ -57,6 +57,8 @@ class MinibatchResult(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class UpdateResult(Struct, frozen=True, kw_only=True, eq=False):
+    """One update, with one MinibatchResult per optimizer step."""
+
     version: int  # of the policy that the update started from
     episode_ids: tuple[str, ...]  # [E], in training order
     actions: ActionResults

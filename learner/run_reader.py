@@ -110,6 +110,7 @@ class RunReader:
         return [self._episode(episode_id, vocabulary_size) for episode_id in episode_ids]
 
     def updates(self) -> list[UpdateRow]:
+        """All updates that took a batch, by version."""
         rows = self._rows(
             "SELECT version, status, episode_ids, seeds, metrics, taken_at, done_at "
             "FROM updates ORDER BY version"
@@ -151,6 +152,7 @@ class RunReader:
         return rows[0][0]
 
     def actors(self) -> list[ActorRow]:
+        """All actors that were ever connected, first one first."""
         return self._records(
             ActorRow,
             "SELECT actor_id, name, last_sequence, first_seen, last_seen, "
@@ -161,6 +163,7 @@ class RunReader:
         )
 
     def evaluations(self) -> list[EvaluationRow]:
+        """All evaluations, also one that is going on, in the order they began."""
         rows = self._rows(
             "SELECT number, version, modes, task_ids, started_at, finished_at, results "
             "FROM evaluations ORDER BY number"
@@ -169,6 +172,7 @@ class RunReader:
             return [_evaluation(msgspec.convert(row, EvaluationColumns)) for row in rows]
 
     def weights(self) -> list[WeightsRow]:
+        """All checkpoints that were ever written, by version; older ones may be gone."""
         return self._records(
             WeightsRow, f"SELECT {_columns(WeightsRow)} FROM weights ORDER BY version"
         )

@@ -39,14 +39,20 @@ class Scheduler:
         order: LeaseOrder,
         run_file: RunFile,
         clock: Callable[[], float],
+        version: int = 0,
+        before: scheduler_restore.RestoredState | None = None,
     ) -> None:
+        """`before`: what a run whose policy is at `version` had come to when it was interrupted."""
         self._run_file = run_file
         self._clock = clock
         self._changed = threading.Condition()
         self._journal = Journal()
         self._leases = OpenLeases(rules, order, self._journal)
         self._retake = dict[int, tuple[str, ...]]()  # batches that were taken before a crash
-        self._version = 0
+        if before is not None:
+            self._leases.restore(before)
+            self._retake = before.retake
+        self._version = version
         self._taken: int | None = None
         self._errors = ErrorBudget(rules.max_error_fraction, rules.error_window)
         self._failure = ""
@@ -81,12 +87,8 @@ class Scheduler:
         the same order. Raises RunFileError if the tasks are not the run's.
         """
         order = LeaseOrder(tasks, rules.seed, rules.group_size)
-        state = scheduler_restore.load(run_file.path, rules, tasks, order, version, clock())
-        scheduler = cls(rules, order, run_file, clock)
-        scheduler._version = version
-        scheduler._retake = state.retake
-        scheduler._leases.restore(state)
-        return scheduler
+        before = scheduler_restore.load(run_file.path, rules, tasks, order, version, clock())
+        return cls(rules, order, run_file, clock, version, before)
 
     @classmethod
     def open(

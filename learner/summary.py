@@ -23,12 +23,15 @@ from capo.learner.results import ActionResults, Floats, MinibatchResult
 
 
 class Step(Struct, frozen=True):
+    """One minibatch and what its optimizer steps left behind; no critic, no `critic`."""
+
     minibatch: Minibatch
     policy: PolicyStep
     critic: CriticStep | None
 
 
 def minibatch_result(step: Step) -> MinibatchResult:
+    """The record of one optimizer step, its columns as float64 arrays [k]."""
     columns = _named_columns(step.policy)
     return MinibatchResult(
         epoch=step.minibatch.epoch,
@@ -52,6 +55,8 @@ def minibatch_result(step: Step) -> MinibatchResult:
 def action_results(
     batch: Batch, correction: Correction, targets: Targets, values: Values | None
 ) -> ActionResults:
+    """What every action [K] had before the first step; of token-wise weights, masks and values the
+    mean, whether any is kept, and the first."""
     return ActionResults(
         episode=batch.episode_of_action,
         step=batch.step_of_action,

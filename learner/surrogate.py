@@ -39,6 +39,7 @@ class Weighted(NamedTuple):
 
 
 def view_of(logprobs: Tensor, inputs: PolicyInputs, algorithm: AlgorithmConfig) -> View:
+    """`logprobs [N]` of the current policy. Raises ValueError for shapes that do not agree."""
     num_actions = inputs.advantages.shape[0]
     check_tokens(inputs.action_of_token, logprobs, inputs.token_advantages, inputs.token_kept)
     check_rows(num_actions, "actions", inputs.action_weights, inputs.action_kept, inputs.counted)
@@ -57,6 +58,7 @@ def view_of(logprobs: Tensor, inputs: PolicyInputs, algorithm: AlgorithmConfig) 
 def weighted_surrogate(
     logprobs: Tensor, inputs: PolicyInputs, view: View, mu: Tensor, algorithm: AlgorithmConfig
 ) -> Weighted:
+    """To be maximised. `view` is that of `logprobs [N]`; `mu` (scalar) is 0 without centring."""
     a, index = algorithm, inputs.action_of_token
     alive = inputs.counted & inputs.action_kept & (view.lengths > 0)
     if a.ratio == "calibrated" or a.clipping == "gmpo":
@@ -147,8 +149,5 @@ def _all_lengths(inputs: PolicyInputs, view: View) -> Tensor:
 
 
 def old_logprobs_of(inputs: PolicyInputs, algorithm: AlgorithmConfig) -> Tensor:
+    """What ratios divide by, in logs -> [N]."""
     return inputs.behaviour_logprobs if algorithm.ratio == "behaviour" else inputs.proximal_logprobs
-
-
-def is_centred(algorithm: AlgorithmConfig) -> bool:
-    return algorithm.ratio == "calibrated" and algorithm.centre

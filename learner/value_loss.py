@@ -8,6 +8,8 @@ from capo.learner.ragged import check_rows
 
 
 class ValueLoss(Struct, frozen=True, kw_only=True, eq=False):
+    """Sums over readings; the caller divides."""
+
     loss_sum: Tensor  # scalar with gradient
     clipped_sum: Tensor  # scalar, detached: readings where the clipped error was the larger
 

@@ -19,6 +19,8 @@ GroupMessage = GroupAccept | GroupFormed | WeightsReport
 
 
 class Group(Struct, frozen=True):
+    """A weight group that was formed."""
+
     epoch: int
     members: tuple[str, ...]
 
@@ -50,6 +52,7 @@ class Answers:
         self._clock = clock
 
     def receive(self, actor_id: str, message: GroupMessage) -> None:
+        """An answer; one to another epoch is ignored."""
         with self.changed:
             if message.epoch != self.epoch:
                 return
@@ -62,6 +65,7 @@ class Answers:
             self.changed.notify_all()
 
     def lose(self, actor_id: str, reason: str) -> None:
+        """This actor is gone, and with it the group that it was a member of."""
         with self.changed:
             self.lost[actor_id] = reason
             if self.group is not None and actor_id in self.group.members:
@@ -79,6 +83,7 @@ class Answers:
             return self.epoch
 
     def lost_of(self, members: Sequence[str]) -> dict[str, str]:
+        """Those of `members` that are gone, and why."""
         with self.changed:
             return {actor: self.lost[actor] for actor in members if actor in self.lost}
 
@@ -90,6 +95,7 @@ class Answers:
         self._question = None
 
     def waits(self) -> list[Wait]:
+        """Whom the present question waits for, for `capo status`."""
         with self.changed:
             question = self._question
             if question is None:
