@@ -56,7 +56,8 @@ class Engine(Protocol):
     ) -> Sample:
         """Sample one action; temperature 0 is greedy, its log-probs those at temperature 1.
 
-        Raises EngineError when the engine is broken or what came out of it cannot be used.
+        Raises EngineError when the engine is broken or gives no action. That the numbers of a
+        Sample are finite and cover its tokens is checked where it is used.
         """
         ...
 

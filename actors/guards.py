@@ -120,25 +120,28 @@ def _sample_fault(sample: object) -> str:
     """What an engine returned instead of an action, "" if it is one."""
     if not isinstance(sample, Sample):
         return f"a {type(sample).__name__}, not a Sample"
-    per_token = [("log-probs", sample.logprobs)]
+    per_token = [("a log-prob", "log-probs", sample.logprobs)]
     if sample.entropies is not None:
-        per_token.append(("entropies", sample.entropies))
+        per_token.append(("an entropy", "entropies", sample.entropies))
     for name, values, dtype in [
         ("tokens", sample.tokens, np.int32),
-        *((name, values, np.float32) for name, values in per_token),
+        *((name, values, np.float32) for _, name, values in per_token),
     ]:
         if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
             return f"{name} that are not a vector of {dtype.__name__}"
     length = len(sample.tokens)
     if length == 0:
         return "an action without a token"
-    for name, values in per_token:
-        finite = int(np.isfinite(values).sum())
-        if not len(values) == finite == length:
+    for one, name, values in per_token:
+        if len(values) != length:
+            return f"{len(values)} {name} for an action of {length} tokens"
+        unusable = values[~np.isfinite(values)]
+        if len(unusable):
             return (
-                f"{len(values)} {name} for an action of {length} tokens, of which {finite} are "
-                "finite"
+                f"{one} of {unusable[0]} for a token that it sampled; its weights or its numerics "
+                "are broken"
             )
-    if sum(span.num_tokens for span in sample.versions) != length:
-        return f"version spans that do not cover its {length} tokens"
+    covered = sum(span.num_tokens for span in sample.versions)
+    if covered != length:
+        return f"policy versions for {covered} of the {length} tokens of an action"
     return ""

@@ -64,7 +64,7 @@ def read_output(completion: Any, columns: int) -> Output:
 
 
 def to_sample(output: Output, stop_token_ids: Sequence[int]) -> Sample:
-    """Raises EngineError for an action that cannot be trained on."""
+    """Raises EngineError for what is no answer; whether it can be trained on is for `guards`."""
     columns = output.columns
     tokens = np.asarray(output.tokens, dtype=np.int32)
     numbers = np.asarray(output.logprobs, dtype=np.float32)
@@ -75,19 +75,9 @@ def to_sample(output: Output, stop_token_ids: Sequence[int]) -> Sample:
             f"the engine gave {len(numbers)} numbers for {len(tokens)} tokens of {columns} each"
         )
     logprobs, *rest = np.ascontiguousarray(numbers.reshape(-1, columns).T)
-    if not np.isfinite(logprobs).all():
-        raise EngineError(
-            f"the engine gave a log-prob of {logprobs[~np.isfinite(logprobs)][0]} for a token it "
-            "sampled; its weights or its numerics are broken"
-        )
     if output.finish_reason not in ("stop", "length"):
         raise EngineError(f"the engine ended an action with {output.finish_reason!r}")
     versions = tuple(VersionSpan(int(version), end - start) for version, start, end in output.spans)
-    if sum(span.num_tokens for span in versions) != len(tokens):
-        raise EngineError(
-            f"the engine named policy versions for {sum(span.num_tokens for span in versions)} "
-            f"of {len(tokens)} tokens"
-        )
     return Sample(
         tokens=tokens,
         logprobs=logprobs,
