@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 _LISTENER = "sigquit"
 _FRAMES_OF_A_TASK = 8
-_loops: list[asyncio.AbstractEventLoop] = []
+_loops: list[asyncio.AbstractEventLoop] = []  # of the process, as its signal handlers are
 
 
 def stacks_on_sigquit() -> None:

@@ -40,6 +40,7 @@ from capo.protocol.messages import (
     Ready,
     Refused,
     Revoke,
+    ToActor,
     ToLearner,
     WeightsReport,
     Welcome,
@@ -213,9 +214,9 @@ class Service:
         """The server's, after `start`."""
         return self._server.loop
 
-    @property
-    def send(self) -> Callable[[str, object], None]:
-        return self._server.send  # type: ignore[return-value]
+    def send(self, actor_id: str, message: ToActor) -> None:
+        """Nothing is sent to an actor that is not connected. From any thread."""
+        self._server.send(actor_id, message)
 
     def attach(self, broadcaster: WeightBroadcaster) -> None:
         """From now on the messages of weight groups go to `broadcaster`."""
