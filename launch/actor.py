@@ -14,11 +14,10 @@ import uvloop
 
 from capo.launch.address import FollowsRun, await_address, check_address, keys_for
 from capo.launch.diagnosis import stacks_on_sigquit, tasks_of
+from capo.launch.exit_codes import EXIT_INTERRUPTED
 from capo.launch.stopping import is_impatient, stop_signals
 from capo.protocol.errors import ConfigError
 from capo.protocol.keys import ActorKeys
-
-EXIT_INTERRUPTED = 130
 
 
 def command(args: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from capo.envs.api import EnvFactory
 from capo.envs.registry import load_factory
 from capo.launch import libraries
 from capo.launch.diagnosis import stacks_on_sigquit
+from capo.launch.exit_codes import EXIT_FAILURE, EXIT_INTERRUPTED
 from capo.launch.open_files import allow_many_open_files
 from capo.launch.progress import Progress
 from capo.launch.rank import rank_of_environment, serve
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from capo.learner.service import Service
 
 DRAIN_TIMEOUT_S = 30.0
-EXIT_FAILURE = 1
-EXIT_INTERRUPTED = 130
 
 
 def command(args: argparse.Namespace) -> int:

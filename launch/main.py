@@ -5,12 +5,10 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
+from capo.launch.exit_codes import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED
+
 _RUN = "a run's folder, as in runs/quickstart-seed0-20260101-120000"
 _CONFIG = "a TOML file, or the name of a packaged one"
-
-EXIT_FAILURE = 1
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 
 # Every other command does work that must go on even when nobody reads its output any more.
 _ONLY_TELL = ("check", "convert", "export", "keygen", "replay", "report", "status")

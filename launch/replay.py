@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from capo.launch import libraries
+from capo.launch.exit_codes import EXIT_FAILURE
 from capo.launch.rank import rank_of_environment, serve
 from capo.learner.run_reader import RunReader
 from capo.learner.text_table import text_table
@@ -14,7 +15,6 @@ from capo.protocol.errors import ConfigError
 from capo.protocol.sayings import plain
 
 EXIT_DIFFERENT = 1
-EXIT_FAILURE = 1
 
 
 def command(args: argparse.Namespace) -> int:

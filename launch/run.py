@@ -13,6 +13,7 @@ from pathlib import Path
 from capo.configs.load import load
 from capo.configs.schema import RunConfig
 from capo.launch.diagnosis import on_sigquit
+from capo.launch.exit_codes import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED
 from capo.launch.processes import Child, free_port, stop
 from capo.launch.resumed import resumed_config
 from capo.launch.run_directory import DATABASE, choose_run_directory
@@ -22,9 +23,6 @@ from capo.protocol.errors import ConfigError
 
 MAX_ACTOR_RESTARTS = 3  # within
 RESTART_WINDOW_S = 600.0
-EXIT_FAILURE = 1
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 _POLL_S = 0.2
 
 
