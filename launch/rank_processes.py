@@ -24,7 +24,7 @@ from capo.protocol.errors import ConfigError, RankLostError
 LEADER_PID = "CAPO_LEADER_PID"  # whose end a rank that was started here does not outlive
 EXIT_FAILURE = 1
 _CHECK_S = 0.2
-_STOP = (signal.SIGINT, signal.SIGTERM)
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _END_S = 5.0
 _PATIENCE_S = 5.0  # of somebody who asked twice for the end
 
