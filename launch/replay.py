@@ -28,13 +28,15 @@ def command(args: argparse.Namespace) -> int:
         return 0
     with RunReader(run_dir) as reader:  # a run that cannot be read is refused before torch loads
         reader.update_result(args.update)
-        num_ranks = reader.config(args.update).learner.ranks
+        config = reader.config(args.update)
     libraries.prepare()
     from capo.launch.rank_processes import all_ranks
-    from capo.learner.replay import replay
+    from capo.learner.replay import overridden, replay
     from capo.learner.replay_text import replay_lines
 
-    with all_ranks(num_ranks, None, _rank_lost) as crew:
+    if args.overrides:  # a wrong one is refused before ranks start
+        overridden(config, args.overrides)
+    with all_ranks(config.learner.ranks, None, _rank_lost) as crew:
         replayed = replay(run_dir, args.update, args.overrides, _note, crew.lead())
     print("\n".join(plain(line) for line in replay_lines(replayed)))
     went_astray = replayed.diverged_at is not None
