@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from capo.launch.address import FollowsRun, await_address, check_address, keys_for
+from capo.launch.address import FollowsRun, await_address, check_address, is_run_folder, keys_for
 from capo.launch.diagnosis import stacks_on_sigquit, tasks_of
 from capo.launch.exit_codes import EXIT_INTERRUPTED
 from capo.launch.stopping import is_impatient, stop_signals
@@ -25,7 +25,7 @@ def command(args: argparse.Namespace) -> int:
         raise ConfigError(f"--capacity must not be negative, got {args.capacity}.")
     patience_s = args.give_up_after or math.inf
     address, run_dir = args.connect, None
-    if "://" not in address:
+    if is_run_folder(address):
         run_dir = Path(address)
         address = await_address(run_dir, patience_s, _say)
     check_address(address)

@@ -22,7 +22,15 @@ def check_address(address: str) -> None:
     except ValueError:
         good = False
     if not good:
-        raise ConfigError(f"{address!r} is not an address as a learner prints it, tcp://HOST:PORT.")
+        raise ConfigError(
+            f"{address!r} is neither an address as a learner prints it, tcp://HOST:PORT, nor the "
+            "folder of a run."
+        )
+
+
+def is_run_folder(place: str) -> bool:
+    """Whether a person who wrote `place` means a folder, which need not be there yet."""
+    return Path(place).is_dir() or ("/" in place and ":" not in place)
 
 
 def keys_for(address: str, key_file: str, insecure: bool) -> ActorKeys | None:

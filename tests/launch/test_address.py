@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from capo.launch.address import FollowsRun, await_address, reachable
+from capo.launch.address import FollowsRun, await_address, is_run_folder, reachable
 from capo.launch.run_directory import read_address, write_address
 from capo.protocol.errors import ConfigError, PeerLostError
-from tests.chaos.processes import Spawned
+from tests.chaos.processes import ROOT, Spawned
 
 HERE, THERE, ELSEWHERE = "tcp://127.0.0.1:5555", "tcp://127.0.0.1:6666", "tcp://10.0.0.9:5555"
 
@@ -30,6 +30,23 @@ def test_a_file_that_cannot_be_read_keeps_the_address_that_was_known(tmp_path, d
     assert follows() == THERE
     (tmp_path / "learner.json").unlink()
     assert follows() == THERE
+
+
+@pytest.mark.parametrize(
+    ("place", "is_folder"),
+    [
+        ("tcp://127.0.0.1:5555", False),
+        ("localhost:5555", False),
+        ("tcp:/10.0.0.1:5555", False),
+        ("nonsense", False),
+        ("runs/mine", True),
+        ("/shared/runs/not-there-yet", True),
+        ("docs", True),
+    ],
+)
+def test_a_folder_is_told_from_an_address(place, is_folder, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert is_run_folder(place) == is_folder
 
 
 def test_nobody_follows_to_another_machine_without_keys(tmp_path):
