@@ -10,6 +10,7 @@ from capo.launch import libraries
 from capo.launch.diagnosis import stacks_on_sigquit
 from capo.protocol.errors import ConfigError
 
+LEADER_PID = "CAPO_LEADER_PID"  # whose end a rank that its learner started does not outlive
 EXIT_FAILURE = 1
 _CHECK_S = 0.2
 
@@ -50,14 +51,13 @@ def serve() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     stacks_on_sigquit()
+    if leader := os.environ.get(LEADER_PID):  # before the imports, which take seconds
+        threading.Thread(target=_end_with, args=(int(leader),), daemon=True).start()
     libraries.prepare()
-    from capo.launch.rank_processes import LEADER_PID
     from capo.learner.lead import follow
     from capo.learner.orders import Orders
     from capo.learner.ranks import join
 
-    if leader := os.environ.get(LEADER_PID):
-        threading.Thread(target=_end_with, args=(int(leader),), daemon=True).start()
     follow(Orders(join()))
     return 0
 

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from capo.launch.processes import Child
-from capo.launch.rank import launched
+from capo.launch.rank import LEADER_PID, launched
 from capo.learner.orders import End, Orders
 from capo.learner.ranks import LOOPBACK_ONLY, RENDEZVOUS, join, loopback_interface
 from capo.protocol.errors import ConfigError, RankLostError
 
-LEADER_PID = "CAPO_LEADER_PID"  # whose end a rank that was started here does not outlive
 EXIT_FAILURE = 1
 _CHECK_S = 0.2
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

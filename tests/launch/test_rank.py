@@ -1,8 +1,12 @@
 """What the environment says of a process among ranks, whoever set it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from capo.launch.rank import launched, rank_of_environment
+from capo.launch.rank import LEADER_PID, launched, rank_of_environment
 from capo.launch.rank_processes import all_ranks
 from capo.learner.ranks import join
 from capo.protocol.errors import ConfigError
@@ -56,3 +60,16 @@ def test_a_lone_rank_of_a_launcher_needs_no_meeting_place(environment):
     with all_ranks(1, None, pytest.fail) as crew:
         assert crew.lead() is None
         assert join().world_size == 1
+
+
+def test_a_rank_whose_learner_is_gone_ends_before_it_has_imported_anything(tmp_path):
+    nobody = {LEADER_PID: "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    told = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "capo.launch.main", "rank"],
+        env={**os.environ, **nobody, "MASTER_PORT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.returncode == 1
+    assert "| transformers\n" not in told.stderr  # an import is told when it is done
