@@ -82,7 +82,7 @@ def _settling(answer: "asyncio.Future[T]", method: Callable[[], T]) -> Callable[
     loop = answer.get_loop()
 
     def settle(result: T | None, error: BaseException | None) -> None:
-        if answer.done():  # nobody waits any more
+        if answer.done():  # nobody waits for it any longer
             return
         if isinstance(error, StopIteration):  # no future takes it; a coroutine does the same
             answer.set_exception(RuntimeError("the environment raised StopIteration"))

@@ -84,7 +84,7 @@ class Chat:
 
     @cached_property
     def _template_shows_tools(self) -> bool:
-        """Some templates leave the tools out without a word; then the system message has them."""
+        """Some templates silently leave the tools out; then the system message has them."""
         probe = Tool(name="is_this_tool_shown", description="", parameters={})
         try:
             text: str = self.tokenizer.apply_chat_template(
@@ -135,13 +135,13 @@ class Dialogue:
             self._messages = []
         self._messages += observation.messages
         self._tools = observation.tools or self._tools
-        prompt = self._prompt(anew=observation.rebuilt)
+        prompt = self._prompt(rebuilt=observation.rebuilt)
         dropped = 0
         if self._on_overlong == "drop_oldest":
             while self._too_long_to_go_on(prompt) and (exchange := _oldest(self._messages)):
                 del self._messages[exchange]
                 dropped += exchange.stop - exchange.start
-                prompt = self._prompt(anew=True)
+                prompt = self._prompt(rebuilt=True)
         self._sequence = prompt.tokens
         return Prompt(tokens=prompt.tokens, keep=prompt.keep, dropped_messages=dropped)
 
@@ -159,10 +159,10 @@ class Dialogue:
         calls, malformed = parse_tool_calls(text, self._tools)
         return Action(text=text, tool_calls=calls, malformed=malformed)
 
-    def _prompt(self, anew: bool) -> Prompt:
+    def _prompt(self, rebuilt: bool) -> Prompt:
         before = self._sequence
         text = self._chat.render(self._messages, self._tools)
-        if not anew and len(before) and text.startswith(self._text):
+        if not rebuilt and len(before) and text.startswith(self._text):
             rest = self._chat.encode(text[len(self._text) :])
             prompt = Prompt(tokens=np.concatenate([before, rest]), keep=len(before))
         else:

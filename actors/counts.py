@@ -2,7 +2,7 @@
 
 from capo.protocol.records import EpisodeEnd, EpisodeStatus
 
-MIN_RATE_S = 0.5  # rates over less say nothing; those of the heartbeat before are repeated
+MIN_RATE_S = 0.5  # over less, rates say little; those of the previous heartbeat are repeated
 
 
 class Counts:
@@ -13,7 +13,7 @@ class Counts:
         self.broadcasts = 0
         self.pause_s = 0.0
         self.ended = dict.fromkeys(EpisodeStatus, 0)
-        self._last = (now, 0)  # the heartbeat before: its time, and the tokens until then
+        self._last = (now, 0)  # the previous heartbeat: its time, and the tokens until then
         self._rate = 0.0
         self._busy_s = 0.0
         self._playing = False
@@ -31,7 +31,7 @@ class Counts:
         self._since = now
 
     def metrics(self, now: float) -> dict[str, float]:
-        """For a heartbeat at `now`, from which on the next rates count."""
+        """For a heartbeat at `now`; the next rates are over the time from then on."""
         then, tokens = self._last
         if now - then >= MIN_RATE_S:
             self.busy(now, self._playing)

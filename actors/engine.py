@@ -37,7 +37,7 @@ class Engine(Protocol):
 
     @property
     def broken(self) -> str:
-        """Why this engine may not sample any more, "" while it may."""
+        """Why this engine may no longer sample, "" while it may."""
         ...
 
     @property

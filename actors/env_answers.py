@@ -1,7 +1,7 @@
 """What an environment answered, checked field by field: what is not of its type is an EnvError.
 
 What comes out is plain data of our own types: no code of the environment runs when it is used, and
-every text can be encoded as UTF-8, so it can be rendered and travels. Sizes are not looked at.
+every text can be encoded as UTF-8, so it can be rendered and travels. Sizes are not checked.
 """
 
 import json

@@ -57,7 +57,7 @@ class Episodes:
             task.add_done_callback(functools.partial(self._on_done, lease.episode_id))
 
     def revoke(self, episode_ids: Collection[str]) -> None:
-        """Neither start these nor play them on."""
+        """Neither start these nor go on playing them."""
         unwanted = set(episode_ids)
         self._waiting = deque(one for one in self._waiting if one.episode_id not in unwanted)
         for episode_id in unwanted & self._playing.keys():

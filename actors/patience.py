@@ -1,7 +1,7 @@
 """Waiting with a limit that counts only time in which this process itself ran.
 
-An actor may stand still (it was stopped, or an environment blocked its loop); what its engine owed
-it meanwhile has arrived, and is read as soon as it runs again.
+An actor may stand still (it was stopped, or an environment blocked its loop); what its engine
+answered in the meantime has arrived, and is read as soon as it runs again.
 """
 
 import asyncio
@@ -36,6 +36,6 @@ async def within(work: Awaitable[T], limit_s: float) -> T:
 
 
 def abandon(task: "asyncio.Future[Any]") -> None:
-    """Nobody waits for it any more: it is cancelled, and what it still raises is not reported."""
+    """Nobody waits for it any longer: it is cancelled, and what it still raises is not reported."""
     task.cancel()
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

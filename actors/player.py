@@ -34,7 +34,7 @@ class Player:
         self._counts = counts
 
     async def play(self, lease: Lease, engine: Engine) -> None:
-        """Every record is delivered as it comes. Cancelled, nothing more is told of the lease."""
+        """Every record is delivered as it comes; after a cancellation, no more of the lease."""
         num_steps = 0
         env = None
         healthy = False

@@ -257,7 +257,7 @@ def _in_thread(name: str, work: Callable[[], T]) -> "Future[T]":
     def run() -> None:
         try:
             outcome = work()
-        except BaseException as error:  # handed to whoever asks for `state`
+        except BaseException as error:  # told when `state` is asked for
             future.set_exception(error)
         else:
             future.set_result(outcome)

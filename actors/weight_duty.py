@@ -51,7 +51,7 @@ class WeightDuty:
             self._receiving = self._start(self._update(message))
 
     def stop(self) -> None:
-        """Wait for no group and no weights any more."""
+        """Stop waiting for a group or for weights."""
         for task in (self._forming, self._receiving):
             if task is not None:
                 task.cancel()

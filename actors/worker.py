@@ -274,7 +274,7 @@ class Worker:
         )
 
     def _held(self) -> tuple[str, ...]:
-        """Episodes that nobody else need play: pending, in play, or over but not acked yet."""
+        """Episodes that nobody else needs to play: pending, in play, or over but not acked yet."""
         return tuple(dict.fromkeys((*self._client.unacked_ends, *self._episodes.ids)))
 
     def _heartbeat(self) -> ActorHeartbeat:

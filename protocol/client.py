@@ -1,6 +1,6 @@
 """The actor's end of the wire as its worker uses it: deliver records, send and read messages.
 
-It delivers again what was not acked and introduces itself again after every break, for ever; so the
+After every break it introduces itself again and delivers again what was not acked, forever; so the
 learner may be killed and come back without anything lost. What goes over the connection, and when,
 is decided in `conversation`.
 """
@@ -31,7 +31,7 @@ class ActorClient:
 
     `make_hello` is called for every introduction and says what the actor holds at that moment;
     `make_heartbeat` likewise. Without contact for `patience_s` it gives up with PeerLostError. What
-    ends it is raised by every method from then on. `locate` is asked for the address before every
+    ends it is raised by every later call. `locate` is asked for the address before every
     new connection, for a learner that may come back elsewhere; without it the address stays.
     """
 
@@ -114,7 +114,7 @@ class ActorClient:
         return self._talk.outbox.acked
 
     async def messages(self) -> AsyncIterator[ToActor]:
-        """All that the learner says but Ack, LearnerHeartbeat and Reintroduce, until the end.
+        """All that the learner says except Ack, LearnerHeartbeat and Reintroduce, until the end.
 
         A Welcome comes after every (re)connect: what was given to `send` before it may be lost, so
         repeat what still holds (Ready). Raises RefusedError when the learner refuses this actor.
@@ -132,7 +132,7 @@ class ActorClient:
     async def deliver(self, steps: Sequence[Step] = (), ends: Sequence[EpisodeEnd] = ()) -> None:
         """Hand over records that stay together, in order; returns when the window took them.
 
-        From then on they are delivered again until acked. Cancelled before, nothing is delivered.
+        From then on they are delivered again until acked; cancelled before that, nothing is.
         Raises ProtocolError for a record the learner would refuse.
         """
         self._talk.check()

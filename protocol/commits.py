@@ -34,7 +34,7 @@ class GroupCommit:
     """`add` from the loop; `commit` runs in the writer thread; `committed` runs on the loop.
 
     StorageFullError keeps the deliveries and tries again; any other exception of `commit` ends
-    `run` with it. `paused` says why nothing is committed at present.
+    `run` with it. `paused` says why nothing is being committed.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GroupCommit:
         self._idle.set()
         self.pending_bytes = 0
         self.paused = ""
-        self.begun_at: float | None = None  # by time.monotonic, of the commit that is going on
+        self.begun_at: float | None = None  # by time.monotonic, of the commit that is under way
 
     def add(self, actor_id: str, delivery: Delivery, num_bytes: int) -> None:
         self._waiting.append(_Waiting(actor_id, delivery, num_bytes))

@@ -124,13 +124,13 @@ class Conversation:
             self._loop.call_soon(self._pack)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Deliver `parcel` no more, unless it has a sequence number already."""
+        """Do not deliver `parcel` after all, unless it has a sequence number already."""
         self.outbox.withdraw(parcel)
         self._see_settled()
 
     def tick(self, now: float, stall_s: float) -> None:
-        """Do what is due. `stall_s` seconds long the loop stood still, which is not the learner's
-        silence. Raises PeerLostError when patience is over."""
+        """Do what is due; raises PeerLostError when patience is over. The loop stood still for
+        `stall_s`, which does not count as the learner's silence."""
         contact = self._contact
         if contact is not None:
             contact.last_heard += stall_s

@@ -1,6 +1,6 @@
 """What the server does with every message, on its loop: introduce, order, ack, refuse, send.
 
-Owns the socket and the sessions. Knows no threads but the writer, and nothing of what records mean.
+Owns the socket and the sessions. Knows no thread but the writer, and not what records mean.
 """
 
 import logging
@@ -67,7 +67,7 @@ class Exchange:
         self._pump = Pump(socket, limits, self._receive, self._flush_blocked, on_failure)
 
     def beat(self, now: float, stall_s: float, heartbeat: LearnerHeartbeat) -> None:
-        """Send heartbeats that are due and find who is silent; `stall_s` long we did not listen."""
+        """Send heartbeats that are due and find who is silent. Nobody listened for `stall_s`."""
         self._warn.due()
         frames = encode(heartbeat)
         for session in self._sessions:
@@ -130,7 +130,7 @@ class Exchange:
         session = self._sessions.of_identity(identity)
         if session is None or self._holders is None or session.key == self._pump.user_id:
             return session
-        # Peers may choose their routing ids: this is another one's, whose connection is gone.
+        # Peers may choose their routing ids: this one was another peer's, which is gone.
         self._sessions.disconnect(session)
         return None
 
@@ -168,7 +168,7 @@ class Exchange:
 
     def _delivery(self, session: Session, delivery: Delivery, num_bytes: int) -> None:
         if self._closing:
-            return  # it is delivered again to whoever comes after us
+            return  # it is delivered again to the server after this one
         verdict = session.judge(delivery.sequence)
         if verdict is Verdict.NEXT:
             if self.commits.pending_bytes + num_bytes > self._max_pending_bytes:

@@ -12,8 +12,8 @@ class Handler(Protocol):
     """The learner behind a server.
 
     All but `commit` run on the server's loop and have to be quick. What they raise ends the server,
-    but for StorageFullError of `commit`, and ProtocolError of `hello` or `control`,
-    which refuses the sender.
+    except StorageFullError of `commit`, and ProtocolError of `hello` or `control`, which refuses
+    the sender.
     """
 
     def hello(self, hello: Hello) -> Welcome | Refused:
@@ -36,7 +36,7 @@ class Handler(Protocol):
         ...
 
     def report(self) -> bytes:
-        """The answer to a StatusRequest, which may come from anybody who may connect."""
+        """The answer to a StatusRequest, which may come from anyone who may connect."""
         ...
 
     def lost(self, actor_id: str, reason: str) -> None:

@@ -53,7 +53,7 @@ def version_refusal(version: int) -> str:
 
 
 def unreadable_refusal(header: bytes) -> str:
-    """The same for the header of a message that could not be read, "" if it is no such Hello."""
+    """The same for the header of a message that cannot be read, "" if its version is not why."""
     try:
         return version_refusal(msgspec.msgpack.decode(header, type=_AnyHello).protocol_version)
     except (msgspec.DecodeError, RecursionError, ValueError):

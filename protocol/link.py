@@ -1,6 +1,6 @@
 """The actor's connection to the learner: made, introduced, watched, given up and made again.
 
-Hello is the one message that it knows. `connected` is true between the learner's Welcome and the
+Hello is the only message that it knows. `connected` is true between the learner's Welcome and the
 next break; nothing but Hello goes out while it is false.
 """
 
@@ -68,7 +68,7 @@ class Link:
         on_failure: OnFailure,
     ) -> None:
         self.connected = False
-        self.leaving = False  # no introduction any more, whatever happens
+        self.leaving = False  # never introduce itself again, whatever happens
         self.address = locate()
         self._locate = locate
         self._keys = keys
@@ -227,4 +227,4 @@ class Link:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._note = NO_HANDSHAKE
         else:
-            self.give_up(NO_HANDSHAKE)  # libzmq takes this for final
+            self.give_up(NO_HANDSHAKE)  # libzmq does not try again after this

@@ -76,13 +76,13 @@ class WeightsReport(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Goodbye(Struct, frozen=True, kw_only=True, tag=True):
-    """This actor leaves; it plays nothing any more and everything it had was acked."""
+    """This actor leaves; it plays nothing more, and everything it had was acked."""
 
     reason: str
 
 
 class StatusRequest(Struct, frozen=True, kw_only=True, tag=True):
-    """Who waits for whom? Whoever may connect may ask, and needs no Hello for it."""
+    """Who waits for whom? Anyone who may connect may ask, without a Hello."""
 
 
 class ActorSetup(Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class Welcome(Struct, frozen=True, kw_only=True, tag=True):
     last_sequence: int  # the last delivery of this actor that is committed
     window: int  # deliveries that may be unacked at once
     heartbeat_s: float  # how often either side sends a heartbeat
-    dead_after_s: float  # after so long a silence the other side is given up
+    dead_after_s: float  # after this long a silence the other side is given up
     max_message_bytes: int = 64 << 20  # a larger message is refused; filled in by the server
     setup: ActorSetup | None  # None when the actor already has it (same run, same digest)
 

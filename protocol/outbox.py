@@ -72,7 +72,7 @@ class Outbox:
         self._waiting.append(parcel)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Take back what nobody waits for any more, unless it has a sequence already."""
+        """Take back what nobody waits for any longer, unless it has a sequence already."""
         if parcel in self._waiting:
             self._waiting.remove(parcel)
 
@@ -142,7 +142,7 @@ class Outbox:
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Nothing will be delivered any more: tell everyone who waits."""
+        """Nothing more will be delivered: tell everyone who waits."""
         for parcel in self._waiting:
             if not parcel.packed.done():
                 parcel.packed.set_exception(error)

@@ -13,7 +13,7 @@ _STEERING = re.compile(
 
 
 def plain(text: str) -> str:
-    """`text` with every such character as its escape, as in \\x1b."""
+    """`text` with every character that steers a terminal as its escape, as in \\x1b."""
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

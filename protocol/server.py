@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 class _Running(Struct, frozen=True):
-    """What the thread of a server made: there once it can be spoken to."""
+    """What the thread of a server has made, once it can be spoken to."""
 
-    address: str  # really bound
+    address: str  # as it was bound
     loop: asyncio.AbstractEventLoop
     exchange: Exchange
     end: Callable[[Exception | None], None]
@@ -78,7 +78,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="capo-server", daemon=True)
 
     def start(self) -> str:
-        """Bind, and return the address really bound. Raises CapoError if that cannot be."""
+        """Bind, and return the address as it was bound; raises CapoError if that fails."""
         self._thread.start()
         if not self._started.wait(START_TIMEOUT_S):
             raise PeerLostError(f"the server thread did not bind {self._address} in time")
@@ -137,7 +137,7 @@ class Server:
             try:
                 running.loop.call_soon_threadsafe(function, running)
             except RuntimeError:  # the loop was closed in this moment
-                logger.debug("the server has ended; nothing is sent any more")
+                logger.debug("the server has ended; nothing more is sent")
 
     # -- on the server's thread -----------------------------------------------------------------
 

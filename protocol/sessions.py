@@ -77,7 +77,7 @@ class Session:
 class Sessions:
     """All actors of a server, by their ids and by the connections that they have now.
 
-    Iterating goes over those of the moment in which it began.
+    Iterates over a copy, so that actors may be lost meanwhile.
     """
 
     def __init__(self) -> None:
@@ -113,6 +113,6 @@ class Sessions:
         session.disconnect()
 
     def forget(self, session: Session) -> None:
-        """Of an actor that is lost, unless the writer still has deliveries of it."""
+        """Forget a lost actor, unless the writer still has deliveries of it."""
         if session.committed == session.accepted:
             self._of_actor.pop(session.actor_id, None)

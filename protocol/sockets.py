@@ -23,7 +23,7 @@ class Pump:
 
     A message beyond `limits` is cut off where it exceeds them, so that the decoder sees that it is
     too large while no more than that is kept. An exception of a callback goes to `on_failure`;
-    nothing is read any more then, and the owner closes the pump.
+    nothing more is read then, and the owner closes the pump.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from capo.protocol.sockets import OnFailure, Parts, Pump
 class ZapGate:
     """For all CURVE servers of one context, on the running loop.
 
-    Whoever it lets in is known to its server by its public key (`Pump.user_id`).
+    Every peer that it lets in is known to its server by its public key (`Pump.user_id`).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Token in, token out: what is kept, what is rendered anew, and that actions stay as sampled."""
+"""Token in, token out: what is kept, what is rendered again, and that actions stay as sampled."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Actors come and go while weights are broadcast; the group is formed anew, and nobody waits."""
+"""Actors come and go while weights are broadcast; the group is formed again, and nobody waits."""
 
 import re
 import signal

@@ -14,7 +14,7 @@ def make_client(address: str, actor_id: str = "actor-1", **options) -> ActorClie
 
 
 def run(main) -> None:
-    """Run an async test; none may take for ever."""
+    """Run an async test; none may take forever."""
 
     async def limited():
         async with asyncio.timeout(2 * LIMIT_S):

@@ -1,7 +1,7 @@
 """One message of every type, with no field at its default, and its stored bytes.
 
 `golden_frames.json` has one hex string for each frame. When messages change on purpose, write it
-anew with `python -m tests.protocol.examples`, look at the difference, and ask whether
+again with `python -m tests.protocol.examples`, look at the difference, and ask whether
 PROTOCOL_VERSION has to change.
 """
 

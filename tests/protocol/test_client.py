@@ -86,7 +86,7 @@ def test_what_the_client_sends_itself_cannot_be_sent_by_hand(server):
 
 
 def test_a_refusal_is_raised_everywhere(server, ledger):
-    ledger.answer = Refused(reason="your tokenizer is another: start the actor anew")
+    ledger.answer = Refused(reason="your tokenizer is another: start the actor again")
 
     async def main():
         async with make_client(server.address) as client:

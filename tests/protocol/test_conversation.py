@@ -195,7 +195,7 @@ def test_an_actor_that_was_given_up_introduces_itself_again(server, ledger):
     run(main())
 
 
-def test_a_learner_that_falls_silent_is_connected_to_anew():
+def test_a_learner_that_falls_silent_is_connected_to_again():
     """A frozen process keeps its connection, so silence is the only sign."""
 
     async def main():
