@@ -73,7 +73,7 @@ def test_an_environment_that_blocks_its_loop_does_not_cost_the_run(start_fleet):
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ("nan", "of which"),
+        ("nan", "a log-prob of nan for a token"),
         ("empty", "without a token"),
         ("raise", "RuntimeError: illegal memory access"),
     ],
