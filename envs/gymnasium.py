@@ -75,7 +75,7 @@ class GymnasiumEnv:
         except ValueError as error:
             return Transition(
                 observation=self._observe(f"{error} {self._what_to_say}"),
-                reward=-self._options.invalid_penalty,
+                reward=0.0 - self._options.invalid_penalty,
                 terminated=False,
                 truncated=late,
                 outcome=float(late and self._solved(terminated=False)),
