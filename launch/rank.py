@@ -8,10 +8,10 @@ import time
 
 from capo.launch import libraries
 from capo.launch.diagnosis import stacks_on_sigquit
+from capo.launch.exit_codes import EXIT_FAILURE
 from capo.protocol.errors import ConfigError
 
 LEADER_PID = "CAPO_LEADER_PID"  # whose end a rank that its learner started does not outlive
-EXIT_FAILURE = 1
 _CHECK_S = 0.2
 
 

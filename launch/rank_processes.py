@@ -21,7 +21,6 @@ from capo.learner.orders import End, Orders
 from capo.learner.ranks import LOOPBACK_ONLY, RENDEZVOUS, join, loopback_interface
 from capo.protocol.errors import ConfigError, RankLostError
 
-EXIT_FAILURE = 1
 _CHECK_S = 0.2
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _END_S = 5.0
