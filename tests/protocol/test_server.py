@@ -501,10 +501,8 @@ def test_a_welcome_comes_first_even_when_the_handler_sends_from_hello(server, le
     assert actor.receive() == Grant(leases=())
 
 
-def test_before_the_start_there_is_no_loop_and_nothing_to_send_or_close(ledger):
+def test_before_the_start_there_is_no_loop_and_no_trouble(ledger):
     server = Server("tcp://127.0.0.1:0", ledger)
     with pytest.raises(ValueError, match="has not been started"):
         _ = server.loop
-    server.send("actor-1", Drain(reason="nobody hears it"))
     assert (server.storage_trouble, server.commit_s) == ("", 0.0)
-    server.close()
