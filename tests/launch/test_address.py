@@ -58,7 +58,7 @@ def test_nobody_follows_to_another_machine_without_keys(tmp_path):
 
 def test_nobody_follows_to_what_is_no_address(tmp_path):
     (tmp_path / "learner.json").write_text(json.dumps({"address": "ipc:///tmp/x", "pid": 1}))
-    with pytest.raises(ConfigError, match="is not an address"):
+    with pytest.raises(ConfigError, match="is neither an address"):
         FollowsRun(tmp_path, HERE, guarded=True)()
 
 
