@@ -56,9 +56,10 @@ def serve() -> int:
     libraries.prepare()
     from capo.learner.lead import follow
     from capo.learner.orders import Orders
-    from capo.learner.ranks import join
+    from capo.learner.ranks import join, leave
 
     follow(Orders(join()))
+    leave()
     return 0
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from capo.launch.processes import Child
 from capo.launch.rank import LEADER_PID, launched
 from capo.learner.orders import End, Orders
-from capo.learner.ranks import LOOPBACK_ONLY, RENDEZVOUS, join, loopback_interface
+from capo.learner.ranks import LOOPBACK_ONLY, RENDEZVOUS, join, leave, loopback_interface
 from capo.protocol.errors import ConfigError, RankLostError
 
 _CHECK_S = 0.2
@@ -46,6 +46,7 @@ class Crew:
         if self.orders is not None:
             with contextlib.suppress(RankLostError):
                 self.orders.give(End())
+            leave()
 
 
 @contextlib.contextmanager
@@ -88,12 +89,12 @@ def _started(
         os.environ.update(own)
         children: list[Child] = []
 
-        def leave(sentence: str) -> None:
+        def part(sentence: str) -> None:
             shutil.rmtree(meeting, ignore_errors=True)
             lost(sentence)
 
         watch = threading.Thread(
-            target=_watch, args=(children, crew.ending, signals, leave), name="ranks", daemon=True
+            target=_watch, args=(children, crew.ending, signals, part), name="ranks", daemon=True
         )
         try:
             for rank in range(1, crew.num_ranks):

@@ -83,6 +83,13 @@ def _meet(backend: str) -> None:
     )
 
 
+def leave() -> None:
+    """After the last exchange of several ranks. Left to the end of the process, threads of the
+    groups are sometimes still at work when C++ destroys them, which aborts it (SIGABRT)."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def loopback_interface() -> str | None:
     """The name of this machine's loopback interface."""
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
