@@ -12,29 +12,36 @@ from pathlib import Path
 
 import uvloop
 
-from capo.launch.address import FollowsRun, await_address, check_address, is_run_folder, keys_for
+from capo.launch.address import (
+    FollowsRun,
+    await_address,
+    check_address,
+    is_run_folder,
+    require_keys,
+)
 from capo.launch.diagnosis import stacks_on_sigquit, tasks_of
 from capo.launch.exit_codes import EXIT_INTERRUPTED
 from capo.launch.stopping import is_impatient, stop_signals
 from capo.protocol.errors import ConfigError
-from capo.protocol.keys import ActorKeys
+from capo.protocol.keys import ActorKeys, load_actor_keys
 
 
 def command(args: argparse.Namespace) -> int:
     if args.capacity < 0:
         raise ConfigError(f"--capacity must not be negative, got {args.capacity}.")
+    if not args.give_up_after >= 0:
+        raise ConfigError(f"--give-up-after must not be negative, got {args.give_up_after:g}.")
+    stacks_on_sigquit()
+    keys = load_actor_keys(Path(args.keys)) if args.keys else None
+    guarded = args.insecure or keys is not None
     patience_s = args.give_up_after or math.inf
     address, run_dir = args.connect, None
     if is_run_folder(address):
         run_dir = Path(address)
         address = await_address(run_dir, patience_s, _say)
     check_address(address)
-    keys = keys_for(address, args.keys, args.insecure)
-    locate: Callable[[], str] | None = None
-    if run_dir is not None:
-        guarded = args.insecure or keys is not None
-        locate = FollowsRun(run_dir, address, guarded=guarded)
-    stacks_on_sigquit()
+    require_keys(address, guarded)
+    locate = FollowsRun(run_dir, address, guarded=guarded) if run_dir else None
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_work(args, address, keys, patience_s, locate))

@@ -45,6 +45,7 @@ def keys_for(address: str, key_file: str, insecure: bool) -> ActorKeys | None:
 
 
 def require_keys(address: str, guarded: bool) -> None:
+    """Raises ConfigError for another machine, unless there are keys or none are wanted."""
     if not guarded and not is_loopback(address):
         raise ConfigError(
             f"{address} is another machine, and whoever answers there is believed: give the "

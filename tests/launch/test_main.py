@@ -34,6 +34,9 @@ def capo(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         (["learner", "quickstart", "--resume", "x"], ["CONFIG", "--resume"]),
         (["learner", "--resume", "no_such_run"], ["no_such_run"]),
         (["actor", "--connect", "nonsense"], ["nonsense", "tcp://"]),
+        (["actor", "--connect", "runs/x", "--keys", "no.key"], ["no.key"]),
+        (["actor", "--connect", "runs/x", "--give-up-after", "-1"], ["--give-up-after", "-1"]),
+        (["actor", "--connect", "runs/x", "--give-up-after", "nan"], ["--give-up-after", "nan"]),
         (["actor", "--connect", "tcp://192.0.2.1:5555"], ["--keys", "--insecure"]),
         (["check", "quickstart", "--set", "environment.options.place=3"], ["place", "places"]),
         (
