@@ -69,11 +69,7 @@ def assemble(
         scheduler=scheduler,
         note=progress.note,
     )
-    address = reachable(service.start())
-    stack.callback(service.close)
-    tasks_of(service.loop)
-    write_address(run_dir, address)
-    progress.note(f"Run {run_dir} listens; attach with: capo actor --connect {address}")
+    _listen(service, run_dir, progress, stack)
     orders = crew.lead()  # before the policy is prepared: the others may not wait for it long
     trainer = open_trainer(config, source.weights(progress.note), orders)
     if begun:
@@ -95,6 +91,16 @@ def assemble(
         observer=progress,
         stop=stop,
     )
+
+
+def _listen(
+    service: Service, run_dir: Path, progress: Progress, stack: contextlib.ExitStack
+) -> None:
+    address = reachable(service.start())
+    stack.callback(service.close)
+    tasks_of(service.loop)
+    write_address(run_dir, address)
+    progress.note(f"Run {run_dir} listens; attach with: capo actor --connect {address}")
 
 
 def _attach_broadcaster(

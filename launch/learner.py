@@ -34,6 +34,7 @@ from capo.protocol.errors import CapoError, ConfigError, PeerLostError, RankLost
 from capo.protocol.records import Task
 
 if TYPE_CHECKING:
+    from capo.learner.loop import Parts
     from capo.learner.run_reader import RunReader
     from capo.learner.service import Service
 
@@ -67,9 +68,8 @@ def _run(
 ) -> int:
     libraries.prepare()
     from capo.launch.assemble import assemble
-    from capo.launch.outcome import evaluation_line
     from capo.launch.rank_processes import all_ranks
-    from capo.learner.loop import Loop, Stopped
+    from capo.learner.loop import Stopped
     from capo.learner.run_file import RunFile
 
     factory = load_factory(config.environment.factory, config.environment.options)
@@ -92,25 +92,18 @@ def _run(
                 stack.close()
                 discard_run(run_dir)
             raise
-        loop = Loop(parts)
-
-        def evaluate(at: int) -> None:
-            progress.note(evaluation_line(at, loop.evaluate(held_out, config.evaluation)))
-
         try:
-            if held_out and config.evaluation.before and parts.trainer.version == 0:
-                evaluate(0)
-            loop.train(evaluate if held_out else lambda at: None)
-            if held_out and config.evaluation.after:
-                evaluate(parts.trainer.version)
+            _train(parts, held_out, progress)
         except Stopped:
+            command = "run"
             if keep_actors.is_set():
                 progress.note("Actors wait with their engines for the run to go on.")
+                command = "learner"
             else:
                 _send_home(parts.service, "the run was stopped", progress, abort=True)
             progress.note(
                 f"Stopped after update {parts.trainer.version} of {config.updates}; go on with: "
-                f"capo run --resume {run_dir}"
+                f"capo {command} --resume {run_dir}"
             )
             return EXIT_INTERRUPTED
         except RankLostError:
@@ -121,6 +114,23 @@ def _run(
         _send_home(parts.service, "the run is complete", progress, abort=False)
         _show_outcome(parts.reader, run_dir, progress)
     return 0
+
+
+def _train(parts: "Parts", held_out: Sequence[Task], progress: Progress) -> None:
+    """All remaining updates, with the evaluations that the configuration asks for."""
+    from capo.launch.outcome import evaluation_line
+    from capo.learner.loop import Loop
+
+    loop, evaluation = Loop(parts), parts.config.evaluation
+
+    def evaluate(at: int) -> None:
+        progress.note(evaluation_line(at, loop.evaluate(held_out, evaluation)))
+
+    if held_out and evaluation.before and parts.trainer.version == 0:
+        evaluate(0)
+    loop.train(evaluate if held_out else lambda at: None)
+    if held_out and evaluation.after:
+        evaluate(parts.trainer.version)
 
 
 def _end_without(progress: Progress, run_dir: Path, sentence: str) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -94,23 +95,29 @@ class Forked(Logged):
         return self.exit_code
 
 
-class Spawned(Logged):
-    """`capo ...` as anybody starts it, for what cannot be forked. `kill` takes all that it started
-    with it, as the end of a machine does; `signal` goes to itself alone. Its output is in `log`,
-    or on `terminal`, which it then belongs to."""
+class Program(Logged):
+    """Any command, in a session of its own. Its output is in `log`, or on `terminal`, which it then
+    belongs to."""
 
-    def __init__(self, log: Path, *arguments: str, terminal: int | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        terminal: int | None = None,
+    ) -> None:
+        """`environment` is added to ours."""
         self.log = log
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "capo.launch.main", *arguments],
+                command,
                 cwd=ROOT,
                 stdin=terminal,
                 stdout=output if terminal is None else terminal,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=None if terminal is None else _own_terminal,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             )
 
     @property
@@ -122,6 +129,7 @@ class Spawned(Logged):
         return self._popen.poll()
 
     def kill(self) -> None:
+        """With all that it started, as at the end of a machine; `signal` goes to itself alone."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
@@ -153,6 +161,14 @@ class Spawned(Logged):
 def _own_terminal() -> None:
     """Its end shall be told to us, as a shell's is to the shell."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+class Spawned(Program):
+    """`capo ...` as anybody starts it, for what cannot be forked."""
+
+    def __init__(self, log: Path, *arguments: str, terminal: int | None = None) -> None:
+        command = [sys.executable, "-m", "capo.launch.main", *arguments]
+        super().__init__(log, command, {}, terminal)
 
 
 def _enter(log: str, target, arguments, keywords) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,43 +11,10 @@ import pytest
 
 from capo.launch.processes import free_port
 from capo.learner.run_reader import RunReader
-from tests.chaos.processes import ROOT, Logged, Spawned
+from tests.chaos.processes import ROOT, Program, Spawned
 
-SCRIPTS = ROOT / "launch" / "slurm"
+SCRIPTS = ROOT / "launch"
 CHAOS = str(ROOT / "tests" / "chaos" / "chaos.toml")
-
-
-class Job(Logged):
-    """One job, in a session of its own."""
-
-    def __init__(self, log: Path, script: str, **environment: str) -> None:
-        self.log = log
-        path = f"{log.parent / 'bin'}:{os.environ['PATH']}"
-        with log.open("ab") as output:
-            self._popen = subprocess.Popen(
-                ["bash", str(SCRIPTS / script)],
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": path} | environment,
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._popen.poll()
-
-    def wait(self, timeout_s: float) -> int:
-        return self._popen.wait(timeout_s)
-
-    def kill(self) -> None:
-        if self.exit_code is None:
-            os.killpg(self.pid, signal.SIGKILL)
-        self._popen.wait()
 
 
 @pytest.fixture
@@ -61,11 +27,13 @@ def start(tmp_path):
     keys = tmp_path / "keys"
     made = Spawned(tmp_path / "keygen.log", "keygen", str(keys), "--actors", "2")
     assert made.wait(60) == 0
-    jobs: list[Job] = []
+    jobs: list[Program] = []
 
-    def start_job(name: str, script: str, **environment: str) -> Job:
+    def start_job(name: str, script: str, **environment: str) -> Program:
         common = {"RUN": str(tmp_path / "run"), "KEYS": str(keys), "HOST_ADDRESS": "127.0.0.1"}
-        jobs.append(Job(tmp_path / f"{name}.log", script, **(common | environment)))
+        common["PATH"] = f"{command.parent}:{os.environ['PATH']}"
+        bash = ["bash", str(SCRIPTS / script)]
+        jobs.append(Program(tmp_path / f"{name}.log", bash, common | environment))
         return jobs[-1]
 
     yield start_job
@@ -86,6 +54,7 @@ def test_the_first_job_of_a_chain_begins_the_run_and_the_next_goes_on(start, tmp
     first.signal(signal.SIGUSR1)
     assert first.wait(60) == 130, first.text()
     assert "Actors wait with their engines" in first.text()
+    assert f"capo learner --resume {tmp_path / 'run'}" in first.text()
     second = start("second", "learner.sbatch", PORT=str(free_port()))
     second.wait_for("listens", timeout_s=120)
     with RunReader(tmp_path / "run") as reader:
